@@ -82,6 +82,13 @@ def test_a_partial_sum_is_said_in_words(recorder):
     )
 
 
+def test_gradients_that_an_optimizer_of_flat_parts_reduces_itself_are_not_accused(recorder):
+    report = recorder.compare("fused", "data=2 flat")
+    assert (report.verdict, report.introduced) == ("match", [])
+    (warning,) = report.warnings
+    assert warning.startswith("the parameters of Model changed after step 0")
+
+
 def test_only_one_wrong_rank_is_named(recorder):
     first = recorder.compare("hand", "", f"{UP}:shard").first
     assert first is not None and first.explanation.endswith("Only rank 1 is wrong.")

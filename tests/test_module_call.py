@@ -290,3 +290,19 @@ def test_records_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(torch_private, "module_call", lambda: None)
             assert records(capture) == directly
         assert directly and modules.LEFT_TO_TORCH is module_call.LEFT_TO_TORCH
+
+
+@pytest.mark.skipif(not torch_private.TORCH_AT_LEAST_2_13, reason="documented: torch versions")
+def test_the_compiler_compiles_forwards_and_nothing_of_ours(sink: ListSink) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.ReLU())
+
+        def forward(self, x: torch.Tensor, *, add: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+            return self.block(x) + add, [1]
+
+    compiled = torch.compile(Named(), fullgraph=True, backend="eager")  # raises for other frames
+    with torch.no_grad():
+        output, _ = compiled(X, add=X)
+    assert output.sum() == 30.0

@@ -11,6 +11,7 @@ from otel_torch.parity.layouts.equal_rows import EqualRows
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, recognize_on_mesh
+from otel_torch.parity.layouts.padded_tables import PaddedTables
 from otel_torch.parity.layouts.rank_rows import RankRow, TensorPlace
 from otel_torch.parity.layouts.wrong_part import find_wrong_parts
 from otel_torch.statistics.sketch import sketch
@@ -158,3 +159,64 @@ def test_unequal_shards_of_two_replicas_are_parts():
 def test_stages_of_a_pipeline_learn_shapes_by_methods_of_these_names():
     stage = pytest.importorskip("torch.distributed.pipelining.stage").PipelineStage
     assert set(torch_private.PIPELINE_SHAPE_METHODS) & set(vars(stage))
+
+
+def test_a_loss_that_a_model_returns_is_each_ranks_own_where_the_batch_is_split():
+    ids = random(0, 4, 6)
+    batch = place("", "in[0]", "forward", ids, *ids.chunk(2))
+
+    def judged_loss(whole, *ranks):
+        values = [torch.tensor(value) for value in (whole, *ranks)]
+        loss = place("", "out[0]", "forward", *values, count=1)
+        for loss_row in (loss.reference, *loss.ranks):
+            loss_row.row["mean"] = loss_row.row["sum"]
+        return judge_places([batch, loss], 2)[1]
+
+    assert judged_loss(3.0, 2.9, 3.1).is_own
+    assert not judged_loss(3.0, 3.2, 3.1).is_own  # beyond those of both ranks
+
+
+def test_rows_of_one_rank_in_another_order_are_no_other_cut_of_the_batch():
+    whole = random(0, 8, 6)
+    top, bottom = whole.chunk(2)
+    dealt = whole[::2], whole[1::2]
+    is_wrong = [
+        judge_places([place("", "in[0]", "forward", whole, *parts)], 2)[0].is_wrong
+        for parts in ((top, bottom), dealt, (top, bottom.flip(-1)))
+    ]
+    assert is_wrong == [False, False, True]
+
+
+def test_the_gradient_of_a_part_of_a_parameter_is_not_a_mean_over_fewer_rows():
+    whole = random(0, 8, 6)
+    parts = [2 * part for part in whole.chunk(2)]
+    places = [place("m", tensor, "backward", whole, *parts) for tensor in ("grad", "param_grad.w")]
+    assert [entry.is_wrong for entry in judge_places(places, 2)] == [False, True]
+
+
+def test_a_factor_that_gradients_inside_of_the_model_have_is_no_clipping():
+    inside = random(50, 4, 8)
+    activation = place("layers.0", "grad", "backward", inside, 2 * inside, 3 * inside)
+    places = [*gradients(2.0, 3.0), activation]
+    judged = judge_places(places, 2)
+    find_unscaled(judged)
+    assert describe_all_gradients(judged, {}) == {}
+    assert not any(entry.rank_scales for entry in judged)
+
+
+def test_rows_that_all_ranks_have_are_no_padding_of_a_vocabulary():
+    whole, shared = random(0, 22, 4), random(1, 22, 4)
+    padded = [whole[:12], torch.cat([whole[12:], torch.zeros(2, 4)])]
+    ids = torch.arange(6.0)
+    places = [
+        place("embed", "param.weight", "attach", whole, *padded),
+        place("embed", "in[0]", "forward", ids, ids, ids),
+        place("embed", "param_grad.weight", "backward", whole, *[2 * part for part in padded]),
+        place("blocks.0.fused", "param_grad.weight", "backward", shared, shared[:12], shared[10:]),
+    ]
+    for entry in places[1].ranks:
+        entry.row["dtype"] = "torch.int64"
+    padded_tables = PaddedTables()
+    *_, table, fused = judge_places(places, 2, (padded_tables.forget_others,))
+    assert table.is_padded and table.is_wrong
+    assert fused.is_padded and not fused.is_wrong

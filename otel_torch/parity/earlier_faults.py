@@ -23,6 +23,24 @@ _CHANGES_NORM = 1e-3
 _NOT_PASSED_ON, _SIMILAR = 20.0, 0.25
 
 
+def find_own_weights(evidence: Evidence, first: TensorPair) -> Fault | None:
+    """Return the module whose own parameters differ, and whose code made the first wrong input.
+
+    A module with submodules uses its own parameters between them: scales, sinks, states.
+    """
+    if first.is_output:
+        return None
+    reference, port = first.reference[0].call.parent, first.port[0].call.parent
+    if reference is None or port is None:
+        return None
+    weights = [pair for pair in evidence.unequal_weights(reference, port) if pair.error is not None]
+    if not weights:
+        return None
+    place = Location.of_module(reference.module_path, reference)
+    port_place = Location.of_module(port.module_path, port)
+    return Fault("weights", place, port_place, first, first.relation, weights)
+
+
 def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
     """Return an earlier value that only the port has and that differs from other blocks, or None.
 

@@ -34,6 +34,7 @@ from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Program, Role
 from otel_torch.parity.earlier_faults import (
     find_misordered_parts,
+    find_own_weights,
     find_reordered,
     find_unlike_siblings,
 )
@@ -64,6 +65,7 @@ _EARLIER = (
     find_exchanged_modules,
     find_misordered_parts,
     find_exchanged_parts,
+    find_own_weights,
     find_unlike_siblings,
     find_reordered,
 )

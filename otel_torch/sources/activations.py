@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
 from otel_torch.session import Session
 from otel_torch.sources import compiled, warm_ups
@@ -73,6 +74,7 @@ class _OutputObserver(SessionHook):
                 self.observe_output(output)
         return output
 
+    @torch_private.keep_out_of_frames
     def observe_output(self, output: Any) -> None:
         """Observe an output in Python."""
         self._activations.on_output(self._site, output)
@@ -97,6 +99,7 @@ class _InputObserver(_OutputObserver):
                 self.observe_inputs(args, kwargs)
         return args, kwargs
 
+    @torch_private.keep_out_of_frames
     def observe_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Observe inputs in Python."""
         self._activations.on_inputs(self._site, args, kwargs)

@@ -428,6 +428,7 @@ class _PostHooks(_HookList):
 HOOK_LISTS = _PreHooks, _PostHooks
 
 
+@partial(torch_private.keep_out_of_frames, with_callees=False)
 def run_post_hooks(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> Any:

@@ -52,6 +52,7 @@ class NativeObserver:
         self.enter, self.leave = functions.enter, functions.leave
         keyword_labels: dict[str, tuple[str, ...]] = {}
 
+        @torch_private.keep_out_of_frames
         def make_keyword_labels(key: str) -> tuple[str, ...]:
             labels = keyword_labels[key] = _labels_of(f"in.{key}")
             return labels

@@ -25,6 +25,7 @@ def _explain(finding: Finding, one: OneRecording) -> Finding:
     if wrong is None:
         rank = one.only_rank.get(_place_key(finding))
         return finding if rank is None else replace(finding, rank=rank)
+    finding = _before_another_rank(finding, wrong, one)
     cause = wrong.cause if wrong.cause is not None and _is_better(wrong.cause, finding) else None
     explanation = finding.explanation
     if cause is not None and finding.cause is not None:
@@ -35,6 +36,34 @@ def _explain(finding: Finding, one: OneRecording) -> Finding:
         rank=wrong.rank,
         cause=cause or finding.cause,
         explanation=" ".join(filter(None, sentences)),
+    )
+
+
+def _before_another_rank(finding: Finding, wrong: WrongPlace, one: OneRecording) -> Finding:
+    """Return the finding at the output whose wrong gradient comes from another rank.
+
+    No module made it: what follows the output in one process is on a rank that is right.
+    """
+    module = finding.port_model, finding.port_module
+    ranks = {rank for key, rank in one.only_rank.items() if key[:2] == module}
+    is_made = finding.phase != "backward" or not str(finding.port_tensor).startswith("grad_in")
+    if is_made or wrong.rank is None or len(ranks) != 1 or wrong.rank in ranks:
+        return finding
+    key = next(key for key, place in one.wrong.items() if place is wrong)
+    text = (
+        f"The gradient that reaches the output of {key[1]} is the first that is wrong: it comes "
+        f"from rank {ranks.pop()}, where the gradients are right."
+    )
+    sentence = "" if finding.cause is None else finding.cause.sentence
+    return replace(
+        finding,
+        module=key[1],
+        port_module=key[1],
+        tensor=key[2],
+        port_tensor=key[2],
+        side="output",
+        port_side="output",
+        explanation=" ".join(filter(None, (sentence, text))),
     )
 
 
@@ -63,7 +92,7 @@ def _wrong_place(finding: Finding, one: OneRecording) -> WrongPlace | None:
         )
         return next(losses, None)
     if finding.phase == "update" and finding.cause is not None and not finding.port_module:
-        return _wrong_settings(step, one)
+        return _wrong_updates(step, one)
     if finding.port_side == "parameter" and finding.phase in _FORWARD_PHASES:
         return one.wrong.get((*module, 0, 0, 0, "attach", None))
     return one.wrong.get(_place_key(finding))
@@ -82,14 +111,21 @@ def _place_key(finding: Finding) -> PlaceKey:
     )
 
 
-def _wrong_settings(step: tuple[int | None, int | None], one: OneRecording) -> WrongPlace | None:
-    """Return what is wrong with the settings of optimizers, which differ between the ranks."""
-    for key, wrong in one.wrong.items():
-        if key[6] == "train" and key[2].endswith("]") and key[3:5] == step:
+def _wrong_updates(step: tuple[int | None, int | None], one: OneRecording) -> WrongPlace | None:
+    """Return what is wrong with all updates: settings that differ between the ranks, or the first.
+
+    A schedule may set them in a row of each step, and not all of them have one.
+    """
+    in_step = [(key, wrong) for key, wrong in one.wrong.items() if key[3:5] == step]
+    for key, wrong in in_step:
+        if key[6] == "train" and key[2].endswith("]"):
             return replace(wrong, cause=None)
-    if one.rank_of_settings is None:
-        return None
-    return WrongPlace(one.rank_of_settings, None, f"Only rank {one.rank_of_settings} is wrong.")
+    rank = one.rank_of_settings
+    if rank is not None:
+        return WrongPlace(rank, None, f"Only rank {rank} is wrong.")
+    updates = (wrong for key, wrong in in_step if key[6] == "update")
+    first = next(updates, None)
+    return None if first is None else replace(first, cause=None)
 
 
 def _is_better(cause: object, finding: Finding) -> bool:

@@ -38,7 +38,7 @@ def find_unscaled(judged: Sequence[JudgedPlace]) -> None:
     """Judge the wrong gradients of a step without the factors that the ranks multiplied by."""
     for entries in _gradients_by_model(judged).values():
         scales = _scales_of_ranks(entries)
-        if scales:
+        if scales and not _scale_activations(judged, scales, entries[0].place.key):
             _divide(entries, scales)
 
 
@@ -114,6 +114,29 @@ def _scales_of_ranks(entries: Sequence[JudgedPlace]) -> dict[int, float]:
             return {}
         scales[rank] = scale
     return {} if all(abs(scale - 1) <= _SAME for scale in scales.values()) else scales
+
+
+def _scale_activations(
+    judged: Sequence[JudgedPlace], scales: dict[int, float], key: PlaceKey
+) -> bool:
+    """Return whether gradients inside of a model have a factor, too: clipping does not reach them.
+
+    Args:
+        key: Of a gradient of the same model and step.
+    """
+    for entry in judged:
+        model, _, tensor, *step, _, phase, _ = entry.place.key
+        reference = entry.place.reference
+        is_inside = phase == "backward" and not tensor.startswith(PARAMETER_GRADIENT)
+        if not is_inside or (model, step) != (key[0], list(key[3:5])) or not entry.is_wrong:
+            continue
+        if reference is None or reference.sketch is None or entry.layout is None:
+            continue
+        for rank, factor in _factors(entry, reference.sketch):
+            scale = scales.get(rank, 1.0)
+            if abs(scale - 1) > _ONE_FACTOR and abs(factor - scale) <= _ONE_FACTOR * abs(scale):
+                return True
+    return False
 
 
 def _factors(entry: JudgedPlace, whole: Sketch) -> Iterator[tuple[int, float]]:

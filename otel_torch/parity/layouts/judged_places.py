@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from otel_torch.parity.call_graph import enclosing_names
 from otel_torch.parity.diagnosis.linear import fit
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, is_reordered, recognize_on_mesh
 from otel_torch.parity.layouts.padded_parts import is_padded, recognize_padded
 from otel_torch.parity.layouts.rank_layout import (
     RankLayout,
+    add_up,
     cuts,
     holders,
     recognize,
     relative_distance,
+    terms_of,
 )
 from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow, TensorPlace
-from otel_torch.parity.parameter_names import pattern
 
 _FORWARD_PHASES = ("forward", "eval")
 _ACTIVATION_PHASES = (*_FORWARD_PHASES, "backward")
@@ -32,6 +32,8 @@ _FAR = 20.0
 _DIFFERENT = 1e-2
 # relative difference from which on the ranks' shares of the tokens are unequal
 _OTHER_SHARE = 1e-2
+# how much more of the error one part explains than any other, at least, if it alone is wrong
+_ONE_ALONE = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +84,28 @@ class JudgedPlace:
         return layout.error >= _FAR * layout.limit and is_reordered(reference, self.rows)
 
     @property
+    def reordered_row(self) -> int | None:
+        """The index of the row whose numbers alone are in another order, None if several are.
+
+        Where only part p is another order of p', the error e = p - p' has e·p = |e|²/2, as the two
+        have one norm, and no product with the other parts. Parts that changed places share it.
+        """
+        layout, reference = self.layout, self.place.reference
+        if layout is None or reference is None or not self.has_parts_in_other_order:
+            return None
+        terms = terms_of(layout, self.rows)
+        if terms is None or len(terms) < 2 or reference.sketch is None:
+            return None
+        error = add_up(terms) - reference.sketch
+        square = float(error @ error) / 2
+        shares = [float(error @ term) / square for term in terms]
+        longest = max(float(np.linalg.norm(term)) for term in terms)
+        noise = longest * float(np.linalg.norm(error)) / error.size**0.5 / square
+        *_, second, first = sorted(shares)
+        is_alone = first - second > _ONE_ALONE + noise / 2
+        return shares.index(first) if is_alone else None
+
+    @property
     def is_in_unknown_parts(self) -> bool:
         """Whether the ranks hold different numbers, and no reference says how to join them."""
         first = self.rows[0]
@@ -128,13 +152,13 @@ class JudgedPlace:
 def judge_places(
     places: Sequence[TensorPlace],
     count: int,
-    set_aside: Callable[[Sequence[JudgedPlace]], None] = lambda judged: None,
+    passes: Sequence[Callable[[Sequence[JudgedPlace]], None]] = (),
 ) -> list[JudgedPlace]:
     """Return the places of a step with their layouts.
 
     Args:
         count: The number of all ranks.
-        set_aside: Marks the places that hold numbers of each rank's own.
+        passes: What corrects layouts by what was seen in earlier steps, too.
     """
     judged = [_judge(place, count) for place in places]
     if any(map(_is_reordered_input, judged)):
@@ -143,8 +167,9 @@ def judge_places(
         _expect_one_loss(judged)
     _compare_loss_with_gradients(judged)
     _accept_larger_gradients(judged, count)
-    _accept_fused_parts(judged, count)
-    set_aside(judged)
+    _set_aside_own_scalars(judged)
+    for correct in passes:
+        correct(judged)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
             _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
@@ -161,7 +186,14 @@ def _judge(place: TensorPlace, count: int) -> JudgedPlace:
         return JudgedPlace(place, *recognize_on_mesh(place.reference, rows, count))
     # all ranks have the settings of one optimizer
     is_setting = place.key[-2] == "train" and place.key[2].endswith("]")
-    return JudgedPlace(place, rows, recognize(place.reference, rows, can_add_up=not is_setting))
+    can_add_up = not is_setting and not _is_given_zeros(place, rows)
+    return JudgedPlace(place, rows, recognize(place.reference, rows, can_add_up))
+
+
+def _is_given_zeros(place: TensorPlace, rows: Sequence[RankRow]) -> bool:
+    """Return whether some ranks give the model zeros instead of an input, which are no terms."""
+    _, module, tensor, *_ = place.key
+    return not module and tensor.startswith("in") and any(row.l2 == 0 for row in rows)
 
 
 def _is_reordered_input(entry: JudgedPlace) -> bool:
@@ -169,7 +201,10 @@ def _is_reordered_input(entry: JudgedPlace) -> bool:
     reference, layout = entry.place.reference, entry.layout
     if module or not tensor.startswith("in") or reference is None or layout is None:
         return False
-    return layout.kind == "parts" and layout.is_wrong and is_reordered(reference, entry.rows)
+    if layout.kind != "parts" or not layout.is_wrong or not is_reordered(reference, entry.rows):
+        return False
+    # what one rank alone has in another order did not come from another rank
+    return entry.reordered_row is None
 
 
 def _forget_order(judged: Sequence[JudgedPlace], count: int) -> None:
@@ -187,7 +222,7 @@ def _accept_larger_gradients(judged: Sequence[JudgedPlace], count: int) -> None:
     Each rank averages the loss over its part of the batch: that of two ranks is twice as large. An
     expert has the tokens of both, and the gradients of its parameters are divided afterwards.
     """
-    replicas = max((_cuts_of_input(entry) for entry in judged), default=1)
+    replicas = max((max(_cuts_of_input(entry), _means(entry)) for entry in judged), default=1)
     if replicas == 1:
         return
     for entry in judged:
@@ -212,6 +247,30 @@ def _cuts_of_input(entry: JudgedPlace) -> int:
     if module or not tensor.startswith("in") or reference is None or layout is None:
         return 1
     return reference.numel // (entry.rows[0].numel or 1) if layout.kind == "parts" else 1
+
+
+def _means(entry: JudgedPlace) -> int:
+    """Return how many losses of ranks the reference's is the mean of, 1 for other tensors."""
+    layout = entry.layout
+    if entry.place.key[2] != "loss" or layout is None or layout.is_wrong or layout.agree:
+        return 1
+    return round(1 / layout.scale) if layout.kind == "sum" else 1
+
+
+def _set_aside_own_scalars(judged: Sequence[JudgedPlace]) -> None:
+    """Set aside the scalars that a model makes of each rank's part of the batch, such as its loss.
+
+    They say nothing of the whole, as the parts may not count alike, unless it is beyond them all.
+    """
+    in_parts = {entry.place.key[0] for entry in judged if _cuts_of_input(entry) > 1}
+    for entry in judged:
+        model, *_, phase, _ = entry.place.key
+        reference = entry.place.reference
+        if model not in in_parts or phase not in _FORWARD_PHASES or reference is None:
+            continue
+        values = [row.number("mean") for row in entry.place.ranks]
+        is_between = min(values) < reference.number("mean") < max(values)
+        entry.is_own = reference.numel == 1 and is_between
 
 
 def _have_same_inputs(judged: Sequence[JudgedPlace]) -> bool:
@@ -272,32 +331,6 @@ def _factors_on_ranks(entry: JudgedPlace, loss: JudgedPlace) -> list[float] | No
     return [float(factor) for factor in factors] if remainder <= limit else []
 
 
-def _accept_fused_parts(places: Sequence[JudgedPlace], count: int) -> None:
-    """Accept parts in another order inside modules whose outputs are right.
-
-    A fused projection is cut part by part, so that the ranks' parts do not follow one another:
-
-        one process   q0 q1 k0 k1 v0 v1
-        two ranks     q0 k0 v0 | q1 k1 v1
-    """
-    outputs: dict[tuple[str, str], bool] = {}
-    for entry in places:
-        model, module, tensor, *_, phase, _ = entry.place.key
-        if phase in _FORWARD_PHASES and tensor.startswith("out") and entry.layout is not None:
-            outputs[model, module] = outputs.get((model, module), True) and not entry.is_wrong
-    reordered = [entry for entry in places if entry.has_parts_in_other_order]
-    accepted = set()
-    for entry in reordered:
-        model, module = entry.place.key[:2]
-        around = (outputs.get((model, name)) for name in enclosing_names(module))
-        if next((is_right for is_right in around if is_right is not None), False):
-            accepted.add((model, pattern(module)))
-    for entry in reordered:  # also in blocks that are wrong: the same module is cut alike in all
-        (model, module), reference = entry.place.key[:2], entry.place.reference
-        if reference is not None and (model, pattern(module)) in accepted:
-            entry.rows, entry.layout = recognize_on_mesh(reference, entry.rows, count)
-
-
 def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
     """Mark the sums that are used before a reduction, up to the first wrong place.
 
@@ -322,13 +355,21 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             sums.append(entry)
             before.append(entry)
         elif layout.is_wrong:
-            if not layout.agree:
+            # parts that together have the reference's numbers were reduced
+            if not layout.agree and not entry.has_parts_in_other_order:
                 _mark([term for term in sums if _is_added(term, entry)] or before)
             is_over = True
         elif not _is_other_input(entry, before):
             before = []
     if not is_over and places and places[0].place.key[-2] in _FORWARD_PHASES:
         _mark(before)
+
+
+def expect_no_reduction(judged: Sequence[JudgedPlace]) -> None:
+    """Accept gradients of which each rank has a term, where no optimizer uses them as they are."""
+    for entry in judged:
+        if entry.place.key[2].startswith(PARAMETER_GRADIENT):
+            entry.unreduced = False
 
 
 def _is_other_input(entry: JudgedPlace, before: Sequence[JudgedPlace]) -> bool:

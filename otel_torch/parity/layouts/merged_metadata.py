@@ -41,6 +41,16 @@ def write_merged_metadata(
     return other[0] if 0 < len(other) < len(metadata) else None
 
 
+def only_reference_has_optimizers(reference: Path, ranks: dict[int, Path]) -> bool:
+    """Return whether optimizers of the reference hold parameters, and none of the ranks do.
+
+    Those of the ranks then hold others that they are made of, such as a flat part of all.
+    """
+    if not read_metadata(reference).get("optimizers"):
+        return False
+    return not any(read_metadata(path).get("optimizers") for path in ranks.values())
+
+
 def _merge_models(metadata: dict[int, Metadata], numberings: dict[int, Numbering]) -> Metadata:
     models: Metadata = {}
     for rank, entry in metadata.items():

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from otel_torch.parity.layouts.rank_layout import RankLayout, cuts, limit_of, relative_distance
-from otel_torch.parity.layouts.rank_rows import RankRow
+from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow
 
 Rows = Sequence[RankRow]
 # how far sums may be apart, in limits, of the largest sum that a tensor of this norm can have
@@ -40,7 +40,7 @@ def is_on_mesh(reference: RankRow, rows: Rows, count: int) -> bool:
     if held % reference.numel:
         return False
     if len(set(sizes)) > 1:  # the shards of flat parameters, which have copies only on a mesh
-        return held > reference.numel
+        return held > reference.numel or not str(reference.row.get("tensor")).startswith("param")
     return held > reference.numel or len(rows) < count or not cuts(reference, rows)
 
 
@@ -73,7 +73,11 @@ def recognize_on_mesh(reference: RankRow, rows: Rows, count: int) -> tuple[Rows,
     copies = sum(row.numel for row in rows) // reference.numel
     parts = _distinct_parts(rows, copies, limit)
     if parts is not None:
-        scale = min(scales, key=lambda scale: _error(reference, parts, scale))
+        # an optimizer would use that of a part of a parameter as it is
+        is_used = str(reference.row.get("tensor")).startswith(PARAMETER_GRADIENT)
+        scale = min(
+            scales[:1] if is_used else scales, key=lambda scale: _error(reference, parts, scale)
+        )
         return parts, _layout("parts", _error(reference, parts, scale), limit, scale)
     scale = min(scales, key=lambda scale: _sum_error(reference, rows, scale))
     error = _sum_error(reference, rows, scale) / _SUM

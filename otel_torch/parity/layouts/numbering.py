@@ -145,33 +145,26 @@ def _numbers_of_lists(
 def _tell_stages_apart(
     prefix: str, stages: Sequence[_Stage], whole: dict[ModuleParameter, Sketch]
 ) -> None:
-    """Give layers that no stage has to one that has those of another stage.
+    """Give layers that no stage has to stages that have those of another one, in their order.
 
     Two stages have different modules around their layers: the first one an embedding, the last one
     a head. If both have the same layers, one of them has the wrong ones.
     """
     having = [stage for stage in stages if prefix in stage.numbers]
+    numbers = sorted(_numbers_in(prefix, whole), key=int)
     taken = {number for stage in having for number in stage.numbers[prefix].values()}
-    missing = sorted(
-        (number for number in _numbers_in(prefix, whole) if number not in taken), key=int
-    )
-    if not missing:
-        return
+    copies: dict[tuple[frozenset[str], frozenset[str]], list[_Stage]] = {}
     for stage in having:
-        own = list(stage.numbers[prefix].values())
-        twins = [
-            other
-            for other in having
-            if other.numbers[prefix] == stage.numbers[prefix]
-            and other.names_outside(prefix) != stage.names_outside(prefix)
-        ]
-        if not twins or len(own) != len(missing):
-            continue
-        is_first = having.index(stage) < min(map(having.index, twins))
-        if is_first == (int(missing[0]) < min(map(int, own))):
-            stage.numbers = stage.numbers | {
-                prefix: dict(zip(sorted(stage.numbers[prefix], key=int), missing, strict=True))
-            }
+        layers = frozenset(stage.numbers[prefix].values())
+        copies.setdefault((layers, frozenset(stage.names_outside(prefix))), []).append(stage)
+    sizes = [len(layers) for layers, _ in copies]
+    if len(taken) == len(numbers) or sum(sizes) != len(numbers):
+        return
+    for size, alike in zip(sizes, copies.values(), strict=True):
+        own, numbers = numbers[:size], numbers[size:]
+        for stage in alike:
+            in_order = sorted(stage.numbers[prefix], key=int)
+            stage.numbers = stage.numbers | {prefix: dict(zip(in_order, own, strict=True))}
 
 
 def _numbers_in(prefix: str, parameters: Iterable[ModuleParameter]) -> set[str]:

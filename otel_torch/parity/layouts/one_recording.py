@@ -17,17 +17,28 @@ from typing import Any
 
 from otel_torch.parity.layouts.call_numbers import CallNumbers
 from otel_torch.parity.layouts.equal_rows import EqualRows, TiedWeights
+from otel_torch.parity.layouts.fused_parts import FusedParts
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
-from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
-from otel_torch.parity.layouts.merged_metadata import write_merged_metadata
+from otel_torch.parity.layouts.judged_places import JudgedPlace, expect_no_reduction, judge_places
+from otel_torch.parity.layouts.merged_metadata import (
+    only_reference_has_optimizers,
+    write_merged_metadata,
+)
 from otel_torch.parity.layouts.numbering import number_ranks
+from otel_torch.parity.layouts.padded_tables import PaddedTables
 from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
 from otel_torch.parity.layouts.same_batches import have_same_batches
 from otel_torch.parity.layouts.sharded_tables import ShardedTables
+from otel_torch.parity.layouts.skipped_updates import SkippedUpdates, ranks_that_skip
 from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
-from otel_torch.parity.layouts.whole_statistics import SCALING
+from otel_torch.parity.layouts.whole_statistics import SCALING, STATISTICS
 from otel_torch.parity.layouts.wrong_part import find_wrong_parts
-from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
+from otel_torch.parity.layouts.wrong_places import (
+    Biases,
+    EqualParts,
+    WrongPlace,
+    describe_wrong,
+)
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
 
@@ -76,12 +87,25 @@ def write_one_recording(
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
     in_parts: list[Row] = []
-    biases, tables, equal_rows = Biases(), ShardedTables(), EqualRows()
-    tied = TiedWeights()
+    biases, equal_rows, tied = Biases(), EqualRows(), TiedWeights()
+    equal_parts = EqualParts()
+    tables, fused, padded = ShardedTables(), FusedParts(len(ranks)), PaddedTables()
+    passes = fused.accept, padded.forget_others, tables.set_aside
+    are_used_elsewhere = only_reference_has_optimizers(reference, ranks)
+    skipped = SkippedUpdates(ranks_that_skip(reference, ranks))
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     with open(one.path, "w", encoding="utf-8") as file:
-        for places in iterate_places(reference if same_batches else None, ranks, numberings):
-            judged = judge_places(places, len(ranks), tables.set_aside)
+        for recorded in iterate_places(reference if same_batches else None, ranks, numberings):
+            if skipped.step is not None:
+                warn(
+                    f"nothing was compared after step {skipped.step[1]}: rank {min(skipped.ranks)} "
+                    "does not update its parameters there, and counts its steps from another one"
+                )
+                break
+            places = skipped.undo(recorded)
+            judged = judge_places(places, len(ranks), passes)
+            if are_used_elsewhere:
+                expect_no_reduction(judged)
             find_unscaled(judged)
             tied.learn(judged)
             causes = equal_rows.find_causes(judged)
@@ -95,6 +119,7 @@ def write_one_recording(
                         in_parts.append(place.rows[0].row)
                     continue
                 biases.learn(place)
+                equal_parts.learn(place)
                 if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
                     one.only_rank[place.place.key] = place.place.ranks[0].rank
                 row = _row_of(place, numbers)
@@ -104,6 +129,8 @@ def write_one_recording(
                 rows.append(row)
                 if place.is_notable and len(one.wrong) < _MOST_WRONG:
                     wrong = _describe(judged, index, biases, len(one.wrong))
+                    if equal_parts.has(place) and wrong.says_equal_parts:
+                        wrong = WrongPlace(None, None, "")
                     cause = causes.get(place.place.key)
                     if cause is not None:
                         wrong = WrongPlace(place.rows[0].rank, cause, "")
@@ -163,6 +190,10 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
         return None
     if layout is None:
         return owner
+    reference = judged.place.reference
+    if judged.is_own and reference is not None and reference.numel == 1:
+        # a right scalar of the whole lies between those of its parts: the other outputs decide
+        return owner | {name: reference.row[name] for name in STATISTICS if name in reference.row}
     if judged.is_own or (judged.is_padded and math.isnan(layout.error)):
         shape = judged.whole_shape
         return without_numbers(owner) | {"shape": shape, "numel": math.prod(shape)}
@@ -171,7 +202,6 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
     if layout.kind == "whole" and layout.scale == 1:
         return row_of_rank(owner, judged.rows[judged.worst])
     whole = row_of_all(owner, layout, judged.rows, judged.whole_shape)
-    reference = judged.place.reference
     if reference is not None and not layout.is_wrong and "int" in str(owner.get("dtype")):
         # integers are compared exactly, and what follows from their parts is rounded
         whole |= {

@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from otel_torch.parity.call_graph import Sketch
-from otel_torch.parity.layouts.rank_rows import RankRow
+from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow
+from otel_torch.statistics.sketch_format import SIZE
 
 Kind = Literal["whole", "sum", "parts"]
 # relative errors up to which a layout explains the reference; those of a wrong tensor are larger
@@ -32,8 +33,9 @@ _EXPLAINED_EXACT = 1e-4  # a loss, a norm, or integers
 _SHAPE_DECIDES = 0.7
 # an outlier is at least this many times as far off as any other copy, and this part of the limit
 _APART, _SLIGHTLY_WRONG = 10.0, 0.02
-# cosine of the error with the term of a rank that made it, and with those of the others
-_MADE_IT, _INNOCENT = 0.4, 0.6
+# cosine of the error with the term of a rank that made it; with those of the others, at most this
+# part of it, and what chance exceeds in 2 of 100 sketches
+_MADE_IT, _INNOCENT, _CHANCE = 0.4, 0.6, 2.3 / SIZE**0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,11 @@ def _sums(
     if len(rows) == 1:
         return
     count, kind = len(rows), _kind_by_shape(reference, rows)
-    # the gradient of a mean over the rows of one rank is larger than that over all
-    factors = (1.0, 1 / count) if reference.row.get("phase") in ("backward", "train") else (1.0,)
+    # the gradient of a mean over the rows of one rank is larger than that over all; an optimizer
+    # would use that of a part of a parameter as it is
+    is_used = kind == "parts" and str(reference.row.get("tensor")).startswith(PARAMETER_GRADIENT)
+    is_larger = reference.row.get("phase") in ("backward", "train") and not is_used
+    factors = (1.0, 1 / count) if is_larger else (1.0,)
     for factor in factors:
         if kind == "whole":
             yield "sum", factor, None, sketches
@@ -226,7 +231,8 @@ def _culprit(whole: Sketch, terms: list[Sketch] | None) -> int | None:
     error = add_up(terms) - whole
     likeness = [_cosine(error, term) for term in terms]
     *_, second, first = sorted(likeness)
-    return likeness.index(first) if first > _MADE_IT and second < _INNOCENT * first else None
+    is_alone = first > _MADE_IT and second < min(_INNOCENT * first, _CHANCE)
+    return likeness.index(first) if is_alone else None
 
 
 def _cosine(error: Sketch, term: Sketch) -> float:

@@ -10,15 +10,12 @@ import numpy as np
 
 from otel_torch.parity.finding import Cause
 from otel_torch.parity.layouts.judged_places import JudgedPlace
-from otel_torch.parity.layouts.rank_layout import add_up, terms_of
 from otel_torch.parity.layouts.rank_rows import RankRow
 
 # fields that are equal where two ranks hold the same numbers
 _NUMBERS = ("sum", "abs_mean", "min", "max")
 # how exactly sums have to agree: of what is expected, and of rounding
 _EXACT, _ROUNDING = 1e-3, 1e-5
-# how much more of the error one part explains than any other, at least, if it alone is wrong
-_ONE_ALONE = 0.5
 
 
 @dataclass(slots=True)
@@ -42,6 +39,25 @@ class Biases:
         return reference.numel / bias.numel * bias.number("sum")
 
 
+@dataclass(slots=True)
+class EqualParts:
+    """The tensors of which ranks have equal parts by design, as of a batch that is doubled."""
+
+    _names: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def learn(self, judged: JudgedPlace) -> None:
+        """Remember a right tensor, if ranks have equal parts of it."""
+        layout = judged.layout
+        if layout is None or judged.is_wrong or layout.kind != "parts":
+            return
+        if _twins(judged) is not None:
+            self._names.add(judged.place.key[:3])
+
+    def has(self, judged: JudgedPlace) -> bool:
+        """Return whether a tensor had equal parts in a call that was right."""
+        return judged.place.key[:3] in self._names
+
+
 @dataclass(frozen=True, slots=True)
 class WrongPlace:
     """What is wrong at a place.
@@ -56,12 +72,17 @@ class WrongPlace:
     cause: Cause | None
     sentence: str
 
+    @property
+    def says_equal_parts(self) -> bool:
+        """Whether the cause is that ranks have the part of another rank."""
+        return self.cause is not None and self.cause.kind == "another_ranks_part"
+
 
 def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
     """Return what is wrong at a place."""
     cause = next((cause for find in _CAUSES if (cause := find(judged, biases))), None)
     rows, layout = judged.rows, judged.layout
-    reordered = _reordered_row(judged)
+    reordered = judged.reordered_row
     if cause is not None and judged.has_parts_in_other_order and _twins(judged) is None:
         return WrongPlace(rows[reordered or 0].rank, cause, "")
     if layout is None or judged.unreduced:
@@ -72,7 +93,7 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
     if layout.kind == "whole":
         sentence = "All ranks have the same value." if layout.agree else "All ranks are wrong."
         return WrongPlace(rows[0].rank, cause, sentence)
-    twins = _twins(judged)
+    twins = _twins(judged) if layout.kind == "parts" else None
     if twins is not None:
         # on a mesh, some of those with equal numbers are right
         is_known = len(rows) == len(judged.place.ranks)
@@ -187,7 +208,7 @@ def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
         return Cause("another_ranks_part", True, text)
     if not judged.has_parts_in_other_order:
         return None
-    reordered = _reordered_row(judged)
+    reordered = judged.reordered_row
     if reordered is not None:
         text = f"rank {judged.rows[reordered].rank} has the numbers of its part in another order"
         return Cause("another_ranks_part", False, text)
@@ -265,28 +286,6 @@ def _factor(judged: JudgedPlace) -> float:
     factor = float(value @ whole) / (float(whole @ whole) or math.nan)
     rest = float(np.linalg.norm(value - factor * whole))
     return factor if rest <= judged.layout.limit * float(np.linalg.norm(value)) else math.nan
-
-
-def _reordered_row(judged: JudgedPlace) -> int | None:
-    """Return the index of the row whose numbers alone are in another order, None if several are.
-
-    Where only part p is another order of p', the error e = p - p' has e·p = |e|²/2, as the two have
-    one norm, and no product with the other parts. Parts that changed places share it.
-    """
-    layout, reference = judged.layout, judged.place.reference
-    if layout is None or reference is None or not judged.has_parts_in_other_order:
-        return None
-    terms = terms_of(layout, judged.rows)
-    if terms is None or len(terms) < 2 or reference.sketch is None:
-        return None
-    error = add_up(terms) - reference.sketch
-    square = float(error @ error) / 2
-    shares = [float(error @ term) / square for term in terms]
-    longest = max(float(np.linalg.norm(term)) for term in terms)
-    noise = longest * float(np.linalg.norm(error)) / error.size**0.5 / square
-    *_, second, first = sorted(shares)
-    is_alone = first - second > _ONE_ALONE + noise / 2
-    return shares.index(first) if is_alone else None
 
 
 def _agree(rows: Sequence[RankRow]) -> bool:

@@ -213,7 +213,7 @@ class _TrainingComparison:
         model = steps.reference.model
         if not all(step.updated for step in steps):
             report.known.discard(model)
-            if all("updates" in recording.captures for recording in self._recordings):
+            if all(map(_knows_updates, self._recordings)):
                 report.first = judge_skipped(context)
             return
         updates = self._updates.get(model)
@@ -241,6 +241,17 @@ class _TrainingComparison:
             for key in pair.trained.keys.reference
         }
         report.add_apart(model, steps.reference.position, apart)
+
+
+def _knows_updates(recording: LoadedRecording) -> bool:
+    """Return whether a step without updates was skipped.
+
+    Optimizers that step and hold no parameter of a model have others of which they are made, such
+    as a flat copy, or masters in another dtype.
+    """
+    have_stepped = "torch.optimizer.step" in recording.meta.get("regions", {})
+    has_others = have_stepped and not recording.meta.get("optimizers")
+    return "updates" in recording.captures and not has_others
 
 
 def _drift(updates: Sequence[UpdatePair], alone: set[TrainedPair | None]) -> float:

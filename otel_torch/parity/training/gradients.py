@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +17,12 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 from otel_torch.parity.training.outputs import pair_outputs
 from otel_torch.parity.training.parameters import TrainedPair
-from otel_torch.parity.training.steps import GradientKey, RecordedStep, RecordedTensor
+from otel_torch.parity.training.steps import (
+    GradientKey,
+    ParameterKey,
+    RecordedStep,
+    RecordedTensor,
+)
 from otel_torch.parity.training.tensors import distance, factor_of, norm_of
 
 # how much more a backward pass rounds than a forward, in single precision and coarser
@@ -108,6 +114,8 @@ class GradientComparison:
         largest = max((part.l2 for part in tables.reference.values()), default=0.0)
         contributions = self._contributions()
         times = _times_of_parameters(self._steps.reference)
+        complete = _times_of_values(tables.reference, times)
+        ported = Counter(tensor.record.value for tensor in tables.port.values())
         compared = []
         for number, trained in enumerate(pairs):
             reference, port = trained.of(tables)
@@ -120,7 +128,11 @@ class GradientComparison:
                 noise = trained.of(Sides(self._noise.parameter_gradients, {})).reference
             pair = self._compare(reference, port, noise, floor, trained.in_order)
             pair.trained = trained
-            pair.time = times.get(owner, math.inf), -number  # of one module, the last one first
+            time = times.get(owner, math.inf)
+            if reference and port and ported[port[0].record.value] > 1:
+                end = complete.get(reference[0].record.value, time)
+                time = end + 0.25 if end > time else time
+            pair.time = time, -number  # of one module, the last one first
             compared.append(pair)
         return sorted(compared, key=lambda pair: pair.time)
 
@@ -234,6 +246,19 @@ def _dtypes(steps: Sides[RecordedStep]) -> list[str]:
         for kind in step.kinds.kinds
         if kind.model == step.model and kind.phase in ("forward", "backward", "attach")
     ]
+
+
+def _times_of_values(
+    gradients: Mapping[ParameterKey, RecordedTensor], times: Mapping[str, float]
+) -> dict[int | None, float]:
+    """Return when each gradient is complete: that of a tied weight with the last module's part."""
+    complete: dict[int | None, float] = {}
+    for key, gradient in gradients.items():
+        time = times.get(key.module, -math.inf)
+        value = gradient.record.value
+        if value is not None:
+            complete[value] = max(complete.get(value, time), time)
+    return complete
 
 
 def _times_of_parameters(step: RecordedStep) -> dict[str, float]:

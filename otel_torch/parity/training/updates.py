@@ -107,7 +107,9 @@ class UpdateComparison:
                 pair.is_vector = any(len(tensor.shape) < 2 for tensor in tensors.reference or ())
                 is_excused = _is_adaptive(context, trained)
                 relative = _relative_limit(error, pair.is_vector, is_excused)
-                _compare(pair, before, tensors, relative)
+                # no rounding of a gradient leaves a parameter as it is
+                unchanged = _relative_limit(error, pair.is_vector, False)
+                _compare(pair, before, tensors, relative, unchanged)
                 compared.append(pair)
         for known, updated in zip(self._before, after, strict=True):
             known.update(updated)
@@ -137,8 +139,13 @@ def _compare(
     before: Sides[list[RecordedTensor] | None],
     after: Sides[list[RecordedTensor] | None],
     relative_limit: float,
+    unchanged_limit: float,
 ) -> None:
-    """Compare a parameter before and after a step, and fill in what was found."""
+    """Compare a parameter before and after a step, and fill in what was found.
+
+    Args:
+        unchanged_limit: Counts if the port does not change the parameter at all.
+    """
     reference, port = after
     assert reference is not None and port is not None
     trained, pair.norm = pair.trained, norm_of(reference)
@@ -155,6 +162,8 @@ def _compare(
     else:
         absolute += _BY_STATISTICS * pair.norm
         size = _joined_change(before.reference, reference)
+    if changes.port is not None and not changes.port.any():
+        relative_limit = unchanged_limit
     pair.error = 0.0 if gap <= absolute else gap / size if size else math.inf
     pair.limit = relative_limit + (absolute / size if size else 0.0)
     pair.state = "right" if gap <= absolute + relative_limit * size else "wrong"

@@ -2,8 +2,8 @@
 right that is.
 
 `hand` splits a model by hand, `library` by torch's own means, `mesh` over two dimensions of ranks
-at once, `decoder` grouped queries over tensor and pipeline parallel ranks, and `experts` a mixture
-whose tokens are exchanged. `trainings.py` has layouts of further programs.
+at once, `decoder` grouped queries over tensor and pipeline parallel ranks, `fused` weights that are
+cut part by part, and `experts` a mixture whose tokens are exchanged. `trainings.py` has layouts of further programs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Program:
 
 # options of programs on a mesh that the model in one process does not have
 _MESH = ("tensor", "context", "pipeline", "expert", "data", "balanced", "dealt")
-_MESH += ("virtual", "sequence", "ring", "stage")
+_MESH += ("virtual", "sequence", "ring", "stage", "flat")
 # options of `split_by_library.py` that it has, too
 _IN_ONE_PROCESS = ("stages", "data_wrong_mean")
 
@@ -87,6 +87,7 @@ PROGRAMS_BY_NAME = {
     "decoder": _on_a_mesh("split_a_decoder.py"),
     "experts": _on_a_mesh("split_experts.py"),
     "llama": _on_a_mesh("split_a_llama.py"),
+    "fused": _on_a_mesh("split_fused_weights.py"),
     "torch": Program(
         PROGRAMS / "train_over_torch.py",
         lambda options: "training",
@@ -130,6 +131,8 @@ CLEAN: tuple[tuple[str, str], ...] = (
     ("decoder", "tensor=2 pipeline=2 clip"),
     ("decoder", "tensor=2 pipeline=2 fused tied"),
     ("decoder", "pipeline=2 data=2"),
+    ("fused", "tensor=2"),
+    ("fused", "data=2"),
     ("experts", "expert=2"),
     ("experts", "expert=2 shared capacity"),
     ("experts", "expert=4"),
@@ -269,6 +272,12 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("decoder", "pipeline=2", "layer_offset"): Expected(
         "blocks.2.norm1", "param.weight", "forward", 1, "other_weight"
     ),
+    ("decoder", "pipeline=2", "layer_overlap"): Expected(
+        "blocks.2.norm1", "param.weight", "forward", 1, "other_weight"
+    ),
+    ("decoder", "pipeline=2", "gradient_doubled"): Expected(
+        "blocks.1", "grad", "backward", 0, "scaled"
+    ),
     ("decoder", "tensor=2", "offset"): Expected("embed", "out", "forward", 0, None),
     ("decoder", "pipeline=2", "microbatch_twice"): Expected("", "in[0]", "forward", 0, None),
     ("decoder", "pipeline=2 tied", "tied_unreduced"): Expected(
@@ -292,6 +301,22 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("decoder", "tensor=2 padded", "padding"): Expected(
         "head", "param_grad.weight", "backward", None, None, "near"
     ),
+    ("fused", "tensor=2", "gates"): Expected(
+        "blocks.1.mixer", "param.gates", "forward", 1, "another_ranks_part"
+    ),
+    ("fused", "tensor=2", "local_variance"): Expected(
+        "blocks.1.mixer.norm", "out", "forward", None, None, "place"
+    ),
+    ("fused", "tensor=2", "not_copied"): Expected(
+        "blocks.1.norm", "grad", "backward", 0, "partial_sum"
+    ),
+    ("fused", "tensor=2", "frozen_norm"): Expected(
+        "blocks.1.norm", "param.weight", "update", 1, "frozen"
+    ),
+    ("fused", "data=2", "skipped_update"): Expected(
+        "embed", "param.weight", "update", 1, "frozen", "place"
+    ),
+    ("fused", "data=2", "flipped"): Expected("", "in[0]", "forward", 1, "other_inputs"),
     ("experts", "expert=2", "expert_weights"): Expected(
         f"{_EXPERTS}.2", "in[0]", "forward", 0, None, "place"
     ),

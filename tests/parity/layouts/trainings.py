@@ -76,7 +76,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         f"{_MLP}.down_proj", "param.weight", "forward", 0, "another_ranks_part"
     ),
     ("llama", "tensor=2 gated", f"{_MLP}:halves"): Expected(
-        f"{_MLP}.dropout", "in[0]", "forward", 1, None, "near"
+        f"{_MLP}.dropout", "in[0]", "forward", None, None, "near"
     ),
     ("llama", "tensor=2 dropout", f"{_LAYER}.dropout:stream"): Expected(
         f"{_LAYER}.dropout", "out", "forward", 1, "random_stream"
