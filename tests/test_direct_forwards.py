@@ -373,6 +373,14 @@ def test_a_part_whose_forward_the_program_calls_is_recorded() -> None:
     ]
 
 
+def test_a_forward_that_a_part_runs_in_place_of_its_own_is_no_call_of_another_part() -> None:
+    with recording() as sink:
+        net = Net()
+        net.a.forward = net.b.forward  # type: ignore[method-assign]
+        net(X)
+    assert [module for module, *_ in calls(sink)] == ["b.linear", "a", "b.linear", "b", ""]
+
+
 def test_a_graph_that_the_program_traces_is_no_forward(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

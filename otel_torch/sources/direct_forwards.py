@@ -104,7 +104,9 @@ class DirectForwards:
         self._exchanges: WeakKeyDictionary[FunctionType, _Exchange] = WeakKeyDictionary()
         # classes that are watched, or left alone, with the forward that they had then
         self._settled: dict[type[nn.Module], object] = {}
-        self._called: set[type] = set()  # of these the ones that stay watched
+        # of these the ones that stay watched: for calls inside of a model, and from outside
+        self._called: set[type] = set()
+        self._containers: set[type] = set()
         self._lock = threading.RLock()
 
     def start(self) -> None:
@@ -128,16 +130,17 @@ class DirectForwards:
         """
         own_codes = {each.replacement: each.own for each in list(self._exchanges.values())}
         self._called.add(type(root))
-        self._called.update(type(module) for module in modules if module._modules)
+        self._containers.update(type(module) for module in modules if module._modules)
         names: dict[type[nn.Module], frozenset[str]]
         names = {cls: _names_beside_forward(cls, own_codes) for cls in set(map(type, modules))}
         for module in modules:
             if names[type(module)]:
                 self._called.update(map(type, _reached_by(names[type(module)], module)))
-        watched = {function for cls in self._called for function in _entries(cls)}
+        kept = self._called | self._containers
+        watched = {function for cls in kept for function in _entries(cls)}
         for cls in names:
             self._settled[cls] = cls.forward
-            if cls in self._called:
+            if cls in kept:
                 self._watch_class(cls)
             else:
                 for function in _entries(cls):
@@ -148,7 +151,16 @@ class DirectForwards:
 
     def keep(self, module: nn.Module) -> None:
         """Have the class of a module stay watched."""
-        self._called.add(type(module))
+        self._containers.add(type(module))
+
+    def is_part(self, module: nn.Module) -> bool:
+        """Return whether a call of a module's forward inside its model is a call of the module.
+
+        If the model's own code calls the part by name, or the class has a call of its own. A module
+        that runs the forward of another one in its place makes its own output by it.
+        """
+        cls = type(module)
+        return cls in self._called or cls.__call__ is not nn.Module.__call__
 
     def own_forward(self, module: nn.Module) -> Forward:
         """Return the forward of a module, with the code that the program wrote."""
@@ -183,6 +195,7 @@ class DirectForwards:
         own_forwards.clear()
         self._settled.clear()
         self._called.clear()
+        self._containers.clear()
 
     def _watch_class(self, cls: type) -> None:
         self._watch(_entries(cls))
@@ -246,7 +259,7 @@ class DirectForwards:
         if enclosing is None:  # the compiled code may be called by a forward that is not compiled
             self._is_traced_directly = module is not None and not self._is_in_call(module)
         else:
-            self._is_traced_directly = enclosing is not module
+            self._is_traced_directly = enclosing is not module and self.is_part(module)
         if self._is_traced_directly:
             self._discover(module)
 

@@ -370,6 +370,8 @@ class ModelRegistry(Source):
         if not is_running(site.model):
             between_hooks = partial(run_between_session_hooks, forward)
             return self._call_outermost(between_hooks, module, site, args, kwargs)
+        if not self._direct_forwards.is_part(module):
+            return forward(module, *args, **kwargs)
         stack.append(site)
         try:
             return run_between_session_hooks(forward, module, *args, **kwargs)
