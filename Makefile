@@ -12,7 +12,7 @@ ATTACK ?=
 LONG = tests/fastvideo tests/parity $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
 # tests that only read recordings, code or documentation do not depend on the versions of torch and the SDK
 VERSIONLESS = tests/parity $(wildcard $(addprefix tests/test_,architecture.py chrome_trace.py dashboards.py diff.py diff_*.py docs.py \
-  growth.py notebooks.py patience.py read_ahead.py show*.py wrong_input.py))
+  growth.py notebooks.py patience.py scanner.py show*.py wrong_input.py))
 # three workers on two cores, whole files each: many tests start programs and wait for them
 WORKERS ?= 3
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile
