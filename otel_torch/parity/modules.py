@@ -130,14 +130,18 @@ def _owners_of_one_name(
 def _outer_owner(module: ModulePath, name: str, owners: Set[ModulePath]) -> ModulePath:
     """Return the owner around a module that has the last component of a name, else the module.
 
+    A position in a list is no name.
+
     >>> owners = {("A", "mlp.gate"), ("A", "mlp.gate.statics")}
     >>> _outer_owner(("A", "mlp.gate.statics"), "h.mlp.gate", owners)
     ('A', 'mlp.gate')
     >>> _outer_owner(("A", "mlp.gate.statics"), "h.mlp.statics", owners)
     ('A', 'mlp.gate.statics')
+    >>> _outer_owner(("A", "h.0.out"), "blocks.0.attn.out.0", {("A", "h.0"), ("A", "h.0.out")})
+    ('A', 'h.0.out')
     """
     last = _last_component(name)
-    if _last_component(module[1]) == last:
+    if last.isdigit() or _last_component(module[1]) == last:
         return module
     around = ((module[0], outer) for outer in enclosing_names(module[1]))
     named = (path for path in around if path in owners and _last_component(path[1]) == last)
