@@ -32,7 +32,7 @@ class Library(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it is in the package, next to its sources."""
+        """The path of the library in the package, in the folder of its sources."""
         return f"{self.folder}/{self.name}"
 
 

@@ -25,7 +25,7 @@ PROGRAM = PROGRAMS / "denoise_with_context.py"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[Path, Path]:
-    """Return two folders of ranks, of which rank 2 diverges; and one whose ports all match."""
+    """Return two folders of ranks that differ in rank 2, and a port in which all ranks match."""
     made = []
     texts = {}
     for program in ("reference", "port"):

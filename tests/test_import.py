@@ -232,7 +232,7 @@ def outputs_of_layers(tensors: dict[str, Any]) -> Manifest:
     [(None, None), (head_size, 0), (later_head_size, 1), (epsilon, 1), (kernel_not_transposed, 2)],
 )
 def test_of_a_dump_of_layers_alone_the_layer_is_named(imported, tmp_path, fault, layer):
-    """What the port gives to a layer that returns right values is no fault for being in no dump."""
+    """An input that the dump lacks is not blamed if the layer that receives it is right."""
     port = make_port()
     if fault is not None:
         fault(port)

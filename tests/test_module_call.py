@@ -1,5 +1,5 @@
-"""Modules whose only hook is ours are called past torch's way for hooks; nobody can tell, except by
-the time it takes.
+"""A module whose only hook is ours is called without torch's dispatch of hooks, with the same results
+and records.
 """
 
 from __future__ import annotations

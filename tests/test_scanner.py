@@ -169,7 +169,7 @@ VALUES = (
 @needs_library
 @pytest.mark.parametrize("first", [b"", 2 * (ROW[:-1] + b',"sketch":"AAAA","order":[0,1]}\n')])
 def test_any_value_of_any_field_is_read_the_same(tmp_path, monkeypatch, first):
-    """A row of which one field has a value of any form; after sketches, only its header counts."""
+    """Read a row in which one field has an arbitrary value; after sketches, only headers are checked."""
     path = tmp_path / "run.jsonl"
     if first:  # a block of their own
         monkeypatch.setattr(scanner, "BLOCK_BYTES", len(first) + 1)

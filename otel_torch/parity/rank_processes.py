@@ -171,7 +171,7 @@ class _Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started and understood what it should do."""
+        """Whether the process was started and has received its task."""
         return bool(self._receive() == "ready")
 
     def compare(self, pair: RankPair, note: Progress) -> Report | BaseException:

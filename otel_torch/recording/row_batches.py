@@ -247,7 +247,7 @@ class RowBatch:
             return record_of(self.lines.parse(index, index + 1)[0])
 
     def parent(self, index: int) -> int | None:
-        """Return the entry of the call that encloses a row's, None where there is none."""
+        """Return the entry index of the call that encloses a row's call, None if there is none."""
         parent = self.numbers[1, index]
         return None if np.isnan(parent) else int(parent)
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,9 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_torch.process.compiled_library import SUFFIX, source_version
+
 FOLDER = Path(__file__).parent
 SOURCES = ("scanner.c",)
-LIBRARY = FOLDER / ("libscanner.dylib" if sys.platform == "darwin" else "libscanner.so")
+LIBRARY = FOLDER / f"libscanner{SUFFIX}"
 
 # bytes read at a time: another thread may wait 5 ms for the interpreter after each block
 BLOCK_BYTES = 1 << 21
@@ -34,7 +34,7 @@ _OTHER_FORM, _TOO_LONG, _UNREADABLE = -1, -2, -3
 
 @dataclass(slots=True)
 class ScannedLines:
-    """What a block of lines holds, as arrays.
+    """The arrays that were read from a block of lines.
 
     Attributes:
         size: Bytes.
@@ -179,8 +179,7 @@ def load() -> Any:
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.scanner_source.restype = ctypes.c_char_p
-        sources = b"".join((FOLDER / name).read_bytes() for name in SOURCES)
-        if library.scanner_source() != hashlib.sha256(sources).hexdigest().encode():
+        if library.scanner_source() != source_version(FOLDER, SOURCES):
             return None
     except (OSError, AttributeError):
         return None

@@ -22,7 +22,7 @@ LEFT_TO_TORCH = object()
 def direct_call(
     output_observer: Any, input_observer: Any
 ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None:
-    """Return a function that calls a module, or returns LEFT_TO_TORCH; None if there is none.
+    """Return a function that calls a module or returns LEFT_TO_TORCH, or None without a kernel.
 
     Args:
         output_observer: the class of hooks that observe outputs.

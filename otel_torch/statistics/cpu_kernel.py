@@ -9,10 +9,8 @@ library is missing, stale or computes wrong numbers, torch's operators are used 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import struct
-import sys
 import threading
 from array import array
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from pathlib import Path
 import torch
 
 from otel_torch.process import at_fork
+from otel_torch.process.compiled_library import SUFFIX, source_version
 from otel_torch.process.console import say_once
 from otel_torch.statistics.native_functions import ObjectFunctions
 from otel_torch.statistics.row_layout import BINS, SCALARS
@@ -35,7 +34,7 @@ _LENGTHS = {SUMS: len(SCALARS), HISTOGRAM: BINS, SKETCH: SIZE}
 
 FOLDER = Path(__file__).parent
 SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "module_call.c", "lines.c", "native.h")
-LIBRARY = FOLDER / ("kernel.dylib" if sys.platform == "darwin" else "kernel.so")
+LIBRARY = FOLDER / f"kernel{SUFFIX}"
 
 # fmt: off
 # dtypes in the order of the kernel's enumeration; those of one byte are read by a table of their
@@ -110,8 +109,7 @@ class CpuKernel:
             built_from, processor = holding_gil.kernel_source(), holding_gil.kernel_processor()
         except (OSError, AttributeError) as error:
             raise KernelUnusable(f"{library.name} cannot be loaded: {error}") from None
-        sources = b"".join((folder / name).read_bytes() for name in SOURCES)
-        if built_from != hashlib.sha256(sources).hexdigest().encode():
+        if built_from != source_version(folder, SOURCES):
             raise KernelUnusable(f"{library.name} is of another version; install again")
         self.processor: str = processor.decode()
         self._library = holding_gil

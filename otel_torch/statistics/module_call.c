@@ -9,7 +9,7 @@
 
 /* set by native_functions.py, in this order */
 static struct {
-    Object unusual;                                       /* what stands for an output of a call that is left to torch */
+    Object left_to_torch;                                 /* what stands for an output of a call that is left to torch */
     Object output_observer, input_observer;               /* classes of hooks */
     Object before_list, after_list;                       /* classes of the callables that torch has for all our hooks of a module */
     Object hooks, post_calls, place;                      /* names of attributes of ours */
@@ -125,7 +125,7 @@ static Object run(Object observer, Object module, Object attributes, Stolen forw
     return output;
 }
 
-/* call_module(module, args, kwargs) -> the output, or `unusual` if nothing has happened. */
+/* call_module(module, args, kwargs) -> the output, or `left_to_torch` if nothing has happened. */
 static Object call_module(Object self, const Object *arguments, intptr_t count) {
     (void)self;
     Object module = arguments[0], attributes = count == 3 ? python.attributes(module, 0) : 0;
@@ -137,7 +137,7 @@ static Object call_module(Object self, const Object *arguments, intptr_t count) 
         python.release(observer);
     } else {
         python.clear_error();
-        output = objects.unusual;
+        output = objects.left_to_torch;
         python.keep(output);
     }
     if (attributes)

@@ -120,7 +120,7 @@ def visit(make: Region, count: int) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a region takes: µs of the calling thread, and ratios to the SDK, of that thread and of all."""
+    """Cost of a region: µs of the calling thread; ratios to the SDK for that thread and for all threads."""
 
     us: float
     calling: Estimate

@@ -3,7 +3,7 @@
     split_fused_weights.py [tensor=N | data=N] [flat] [FAULT]
 
 Run in one process, it is the reference. The weights of a mixer are fused: queries, keys and values,
-with a bias, cut part by part, and a projection of which every rank has some rows. Its gates are
+with a bias, cut part by part, and a projection that keeps some rows on every rank. Its gates are
 its own parameter, and its norm is over the channels of all ranks. The head has the embedding's
 weight. With `flat`, each rank's optimizer has a part of all parameters (ZeRO, by hand).
 """

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.one_recording import OneRecording
-from otel_torch.parity.layouts.rank_rows import PlaceKey
+from otel_torch.parity.layouts.rank_rows import FORWARD_PHASES, PlaceKey
 from otel_torch.parity.layouts.wrong_places import WrongPlace
 
-_FORWARD_PHASES = ("forward", "eval", "attach")
+_WITH_PARAMETERS = (*FORWARD_PHASES, "attach")
 
 
 def explain_ranks(report: Report, one: OneRecording) -> None:
@@ -93,7 +93,7 @@ def _wrong_place(finding: Finding, one: OneRecording) -> WrongPlace | None:
         return next(losses, None)
     if finding.phase == "update" and finding.cause is not None and not finding.port_module:
         return _wrong_updates(step, one)
-    if finding.port_side == "parameter" and finding.phase in _FORWARD_PHASES:
+    if finding.port_side == "parameter" and finding.phase in _WITH_PARAMETERS:
         return one.wrong.get((*module, 0, 0, 0, "attach", None))
     return one.wrong.get(_place_key(finding))
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from otel_torch.parity.call_graph import enclosing_names
 from otel_torch.parity.layouts.judged_places import JudgedPlace
 from otel_torch.parity.layouts.mesh_layout import recognize_on_mesh
+from otel_torch.parity.layouts.rank_rows import FORWARD_PHASES
 from otel_torch.parity.parameter_names import pattern
 
-_FORWARD_PHASES = ("forward", "eval")
 _PARAMETERS = ("param.", "param_grad.")
 
 
@@ -58,7 +58,7 @@ def _modules_with_right_outputs(judged: Sequence[JudgedPlace]) -> set[tuple[str,
     outputs: dict[tuple[str, str], bool] = {}
     for entry in judged:
         model, module, tensor, *_, phase, _ = entry.place.key
-        if phase in _FORWARD_PHASES and tensor.startswith("out") and entry.layout is not None:
+        if phase in FORWARD_PHASES and tensor.startswith("out") and entry.layout is not None:
             outputs[model, module] = outputs.get((model, module), True) and not entry.is_wrong
     accepted = set()
     for entry in judged:

@@ -20,10 +20,15 @@ from otel_torch.parity.layouts.rank_layout import (
     relative_distance,
     terms_of,
 )
-from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow, TensorPlace
+from otel_torch.parity.layouts.rank_rows import (
+    FORWARD_PHASES,
+    PARAMETER_GRADIENT,
+    PlaceKey,
+    RankRow,
+    TensorPlace,
+)
 
-_FORWARD_PHASES = ("forward", "eval")
-_ACTIVATION_PHASES = (*_FORWARD_PHASES, "backward")
+_ACTIVATION_PHASES = (*FORWARD_PHASES, "backward")
 # how closely the ranks differ by their terms, relative
 _ADDED = 0.02
 # parts in another order are at least this many limits off
@@ -266,7 +271,7 @@ def _set_aside_own_scalars(judged: Sequence[JudgedPlace]) -> None:
     for entry in judged:
         model, *_, phase, _ = entry.place.key
         reference = entry.place.reference
-        if model not in in_parts or phase not in _FORWARD_PHASES or reference is None:
+        if model not in in_parts or phase not in FORWARD_PHASES or reference is None:
             continue
         values = [row.number("mean") for row in entry.place.ranks]
         is_between = min(values) < reference.number("mean") < max(values)
@@ -361,7 +366,7 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             is_over = True
         elif not _is_other_input(entry, before):
             before = []
-    if not is_over and places and places[0].place.key[-2] in _FORWARD_PHASES:
+    if not is_over and places and places[0].place.key[-2] in FORWARD_PHASES:
         _mark(before)
 
 

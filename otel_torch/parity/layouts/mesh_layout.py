@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from otel_torch.parity.layouts.rank_layout import RankLayout, cuts, limit_of, relative_distance
-from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow
+from otel_torch.parity.layouts.rank_rows import RankRow
 
 Rows = Sequence[RankRow]
 # how far sums may be apart, in limits, of the largest sum that a tensor of this norm can have
@@ -74,10 +74,8 @@ def recognize_on_mesh(reference: RankRow, rows: Rows, count: int) -> tuple[Rows,
     parts = _distinct_parts(rows, copies, limit)
     if parts is not None:
         # an optimizer would use that of a part of a parameter as it is
-        is_used = str(reference.row.get("tensor")).startswith(PARAMETER_GRADIENT)
-        scale = min(
-            scales[:1] if is_used else scales, key=lambda scale: _error(reference, parts, scale)
-        )
+        possible = scales[:1] if reference.is_parameter_gradient else scales
+        scale = min(possible, key=lambda scale: _error(reference, parts, scale))
         return parts, _layout("parts", _error(reference, parts, scale), limit, scale)
     scale = min(scales, key=lambda scale: _sum_error(reference, rows, scale))
     error = _sum_error(reference, rows, scale) / _SUM

@@ -26,7 +26,12 @@ from otel_torch.parity.layouts.merged_metadata import (
 )
 from otel_torch.parity.layouts.numbering import number_ranks
 from otel_torch.parity.layouts.padded_tables import PaddedTables
-from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
+from otel_torch.parity.layouts.rank_rows import (
+    FORWARD_PHASES,
+    PlaceKey,
+    iterate_places,
+    without_numbers,
+)
 from otel_torch.parity.layouts.same_batches import have_same_batches
 from otel_torch.parity.layouts.sharded_tables import ShardedTables
 from otel_torch.parity.layouts.skipped_updates import SkippedUpdates, ranks_that_skip
@@ -49,7 +54,6 @@ _MOST_WRONG = 5000
 _MOST_SEARCHED = 50
 # places of single ranks that are kept
 _MOST_SINGLE = 200_000
-_FORWARD_PHASES = ("forward", "eval")
 
 
 @dataclass(slots=True)
@@ -230,7 +234,7 @@ def _in_time(rows: list[Row]) -> list[Row]:
     indices = [
         index
         for index, row in enumerate(rows)
-        if row.get("phase") in _FORWARD_PHASES and None not in (row.get("order") or [None])
+        if row.get("phase") in FORWARD_PHASES and None not in (row.get("order") or [None])
     ]
     in_time = sorted((rows[index] for index in indices), key=_time)
     ordered = list(rows)

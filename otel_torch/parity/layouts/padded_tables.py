@@ -1,4 +1,4 @@
-"""Tell a padded vocabulary from a fused tensor of which every rank has some rows.
+"""Distinguish a padded vocabulary from a fused tensor with rows that every rank keeps whole.
 
     one process   22 words        16 rows that are cut, 4 that are not
     two ranks     12 | 12 rows    8 + 4 | 8 + 4 rows

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from otel_torch.parity.call_graph import Sketch
-from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow
+from otel_torch.parity.layouts.rank_rows import RankRow
 from otel_torch.statistics.sketch_format import SIZE
 
 Kind = Literal["whole", "sum", "parts"]
@@ -186,7 +186,7 @@ def _sums(
     count, kind = len(rows), _kind_by_shape(reference, rows)
     # the gradient of a mean over the rows of one rank is larger than that over all; an optimizer
     # would use that of a part of a parameter as it is
-    is_used = kind == "parts" and str(reference.row.get("tensor")).startswith(PARAMETER_GRADIENT)
+    is_used = kind == "parts" and reference.is_parameter_gradient
     is_larger = reference.row.get("phase") in ("backward", "train") and not is_used
     factors = (1.0, 1 / count) if is_larger else (1.0,)
     for factor in factors:

@@ -27,6 +27,7 @@ from otel_torch.statistics.sketch_format import SIZE
 PlaceKey = tuple[Any, ...]
 _KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
 PARAMETER_GRADIENT = "param_grad."
+FORWARD_PHASES = ("forward", "eval")
 # sketches kept for later rows of the same value
 _MOST_SKETCHES = 20_000
 
@@ -64,6 +65,11 @@ class RankRow:
         """The number of elements, 0 where it is not recorded."""
         numel = self.row.get("numel")
         return numel if isinstance(numel, int) else int(np.prod(self.shape or (0,)))
+
+    @property
+    def is_parameter_gradient(self) -> bool:
+        """Whether an optimizer uses these numbers as they are."""
+        return str(self.row.get("tensor")).startswith(PARAMETER_GRADIENT)
 
     def number(self, name: str) -> float:
         """Return a statistic, NaN where it is not recorded."""

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from otel_torch.parity.layouts.judged_places import JudgedPlace
-
-_FORWARD_PHASES = ("forward", "eval")
+from otel_torch.parity.layouts.rank_rows import FORWARD_PHASES
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class ShardedTables:
             model, module, tensor, *_, phase, _ = entry.place.key
             if tensor.startswith("param.") and _has_split_rows(entry):
                 self._modules[model, module] = not entry.is_wrong
-            if phase not in _FORWARD_PHASES or (model, module) not in self._modules:
+            if phase not in FORWARD_PHASES or (model, module) not in self._modules:
                 continue
             call = entry.place.key[:2] + entry.place.key[3:]
             is_shifted = tensor.startswith("in") and entry.is_wrong and _is_integer(entry)

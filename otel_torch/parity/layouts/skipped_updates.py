@@ -21,6 +21,8 @@ from otel_torch.parity.layouts.rank_rows import (
 from otel_torch.recording.metadata import read_metadata
 
 _PARAMETER = "param."
+# what a row keeps that has the numbers of an earlier one
+_PLACE = ("module", "model", "loop", "step", "call", "phase", "order", "parent", "value", "storage")
 
 
 def ranks_that_skip(reference: Path, ranks: dict[int, Path]) -> set[int]:
@@ -103,9 +105,6 @@ class SkippedUpdates:
                 row = RankRow(row.rank, numbers, before.sketch, before.as_part, row.chunk)
             rows.append(row)
         return TensorPlace(place.key, place.reference, rows)
-
-
-_PLACE = ("module", "model", "loop", "step", "call", "phase", "order", "parent", "value", "storage")
 
 
 def _skips(places: Sequence[TensorPlace], rank: int) -> bool:
