@@ -39,7 +39,16 @@ class Library(NamedTuple):
 KERNEL = Library(
     "otel_torch/statistics",
     f"kernel{SUFFIX}",
-    ("kernel.c", "avx2.c", "tensor.c", "observer.c", "module_call.c", "lines.c", "native.h"),
+    (
+        "kernel.c",
+        "avx2.c",
+        "tensor.c",
+        "recognizer.c",
+        "observer.c",
+        "module_call.c",
+        "lines.c",
+        "native.h",
+    ),
     "measuring a tensor on a CPU takes 4 to 30 times as long",
 )
 SCANNER = Library(

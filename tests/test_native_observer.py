@@ -28,7 +28,7 @@ from tests.support import run_python
 pytestmark = pytest.mark.skipif(
     cpu_kernel.load() is None or cpu_kernel.load().objects is None, reason=cpu_kernel.describe()
 )
-CAPTURES = ("outputs", "inputs,outputs")
+CAPTURES = ("outputs", "inputs,outputs", "parity")
 Pair = namedtuple("Pair", "first second")
 
 
@@ -303,7 +303,7 @@ otel_torch.stop()
     run_python(tmp_path, code, fresh=True)
 
 
-@pytest.mark.parametrize("capture", ["parity", "gradients,outputs"])
+@pytest.mark.parametrize("capture", ["training", "gradients,outputs"])
 def test_what_only_python_records_is_left_to_it(capture, tmp_path, seen_by_python):
     recorded(ordinary, tmp_path / "run.jsonl", capture=capture)
     assert seen_by_python["on_output 0"] == 2

@@ -119,7 +119,7 @@ class Activations(Source):
         self.selection = ModuleSelection(settings)
         self._calls = CurrentCalls(self.selection, self._inputs, self._parity)
         self._measurer = TensorMeasurer(session, reader)
-        self._session = session
+        self._session, self._reader = session, reader
         self._gradient_observer = GradientObserver(self._measurer)
         self.keeps_tensors = self._measurer.keeps_tensors
         self._attached: ModuleDict[bool] = ModuleDict()
@@ -136,7 +136,8 @@ class Activations(Source):
     @functools.cached_property
     def native(self) -> NativeObserver:
         """The compiled observer, loaded for the first module that is observed."""
-        return NativeObserver(self._session, self._measurer.columns)
+        measurer, clock = self._measurer, self._calls.clock
+        return NativeObserver(self._session, measurer.columns, self._reader, clock.__next__)
 
     @functools.cached_property
     def _call(self) -> Callable[..., Any] | None:

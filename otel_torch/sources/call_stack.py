@@ -15,6 +15,7 @@ from otel_torch import torch_private
 
 if TYPE_CHECKING:
     from otel_torch.sources.forwards import ForwardContext
+    from otel_torch.sources.identity import Identity
     from otel_torch.sources.models import Model, ModuleSite
     from otel_torch.sources.tensor_reader import RecordedCall
 
@@ -31,17 +32,24 @@ class ThreadState(threading.local):
         self.entered: list[EnteredCall] = []
 
 
+# by the clock of calls: when a call was entered and left, and when its parent was entered
+CallTimes = list[int | None]
+
+
 class EnteredCall(NamedTuple):
     """A call whose inputs were recorded. `observer.c` makes tuples of the same fields.
 
     depth: length of the thread's call stack. call: what Python recorded, or else its number.
-    context: the forward of a call that has only a number.
+    context: the forward of a call that has only a number. times: None outside of parity recordings.
+    inputs: identities of its tensors, of a call with a number.
     """
 
     site: ModuleSite
     depth: int
     call: RecordedCall | int
     context: ForwardContext | None
+    times: CallTimes | None
+    inputs: tuple[Identity, ...]
 
 
 thread_state = ThreadState()

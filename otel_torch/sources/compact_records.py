@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 from otel_torch.recording.rows import encode_rows, json_encoder
-from otel_torch.records import LazyRecords, Record
-from otel_torch.sources.forwards import ForwardContext
-from otel_torch.sources.models import ModuleSite
+from otel_torch.records import FINGERPRINTS, LazyRecords, Record, TensorPosition
+from otel_torch.sources.module_signature import ModuleSignature
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.compact_rows import DTYPE_NAMES, encoding_plan, unpack
 from otel_torch.statistics.native_functions import ObjectFunctions
 from otel_torch.statistics.row_layout import NONFINITE
 from otel_torch.statistics.table import derive
 
-# site, module, label, the forward that it is a call of, and the row
-CompactRow = tuple[ModuleSite, str, str, ForwardContext, bytes]
+# site, module, label, the forward that it is a call of, and the row; in a parity recording also the
+# tensor's identity, the module's signature and the times of the call (`CallTimes`), and once the
+# row is read, the numbers of the tensor and its storage, and whether the tensor is new
+CompactRow = tuple[Any, ...]
 Row = Sequence[float] | None
 
 
@@ -33,8 +34,16 @@ def is_compact(row: object) -> bool:
 
 def record_of(row: CompactRow, statistics: Sequence[str]) -> Record:
     """Return a row as a record with these statistics."""
-    site, module, label, context, data = row
+    site, module, label, context, data, *of_parity = row
     call, time_ns, measurement = unpack(data)
+    position = None
+    if of_parity:
+        _, signature, (entry, exit_, parent), value, storage, is_new = of_parity
+        order = entry, exit_
+        position = TensorPosition(
+            signature.class_name, signature.argument(label), value, storage, order, parent, None
+        )
+        statistics = statistics if is_new else without_fingerprints(statistics)
     return Record(
         module,
         label,
@@ -46,7 +55,14 @@ def record_of(row: CompactRow, statistics: Sequence[str]) -> Record:
         context.branch,
         derive(statistics, measurement.row, measurement),  # type: ignore[arg-type]
         time_ns,
+        None,
+        position,
     )
+
+
+def without_fingerprints(statistics: Sequence[str]) -> tuple[str, ...]:
+    """Return the statistics that every record of a tensor has, and not only its first."""
+    return tuple(name for name in statistics if name not in FINGERPRINTS)
 
 
 class LineEncoder:
@@ -64,6 +80,8 @@ class LineEncoder:
         self._dtypes = [f'"{name}"'.encode() for name in DTYPE_NAMES]
         # by label and module
         self._texts: dict[str, dict[str, bytes]] = {}
+        # by label and signature
+        self._signature_texts: dict[str, dict[ModuleSignature, bytes]] = {}
 
     @functools.cached_property
     def _functions(self) -> ObjectFunctions | None:
@@ -87,6 +105,7 @@ class LineEncoder:
             return functions.lines(
                 rows, plan, self._keys, self._dtypes, numbers,
                 self._texts, self._make_text, self._describe,
+                self._signature_texts, self._make_signature_text,
             )  # fmt: skip
         except UnicodeEncodeError:
             return None  # half a surrogate pair in a name
@@ -97,9 +116,18 @@ class LineEncoder:
         self._texts.setdefault(label, {})[module] = text
         return text
 
+    def _make_signature_text(self, signature: ModuleSignature, label: str) -> bytes:
+        """Return the beginning of a position, which is kept for the next ones."""
+        fields = {"class": signature.class_name}
+        if (argument := signature.argument(label)) is not None:
+            fields["argument"] = argument
+        text = b"," + self._encode(fields)[1:-1]
+        self._signature_texts.setdefault(label, {})[signature] = text
+        return text
+
     def _describe(self, row: CompactRow) -> tuple[bytes, bytes]:
         """Return what is before the number of a call in a line, and what is after it."""
-        site, _, _, context, _ = row
+        site, _, _, context, *_ = row
         after = {"loop": context.loop, "model": site.model.name, "phase": context.phase}
         if context.branch is not None:
             after["branch"] = context.branch
@@ -183,7 +211,7 @@ class ReadRows(Sequence[Row]):
         item: Any = self._items[index]
         if not is_compact(item):
             return item  # type: ignore[no-any-return]
-        *_, data = item
+        _, _, _, _, data, *_ = item
         return unpack(data).measurement.row  # type: ignore[return-value]
 
     def nonfinite(self) -> list[int]:

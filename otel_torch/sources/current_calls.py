@@ -25,7 +25,7 @@ class CurrentCalls:
         self._selection, self._inputs, self._parity = selection, inputs, parity
         # by model and module: the call that a compiled graph is in
         self._compiled: dict[tuple[str, str], RecordedCall] = {}
-        self._indices = itertools.count()  # of entries and exits
+        self.clock = itertools.count()  # of entries and exits
 
     def make(
         self,
@@ -73,31 +73,36 @@ class CurrentCalls:
         while entered and entered[-1][1] >= depth:
             entered.pop()  # its forward raised
         if self._parity:
-            call.entry_index, call.class_name = next(self._indices), _class_of(site)
+            call.entry_index, call.class_name = next(self.clock), _class_of(site)
             # may belong to another model: a pipeline's text encoder can be called inside a forward
             call.parent_index = _innermost_index()
-        entered.append(EnteredCall(site, depth, call, None))
+        times = [call.entry_index, None, call.parent_index] if self._parity else None
+        entered.append(EnteredCall(site, depth, call, None, times, ()))
 
     def leave(self, site: ModuleSite) -> RecordedCall | None:
         """Take the site's call off this thread's stack."""
         entered = call_stack.thread_state.entered
         for index in reversed(range(len(entered))):
             if entered[index][0] is site:
-                call = self._call_of(entered[index])
+                innermost = EnteredCall(*entered[index])
+                call = self._call_of(innermost)
                 del entered[index:]  # the calls above it raised
-                if self._parity and call is not None:
-                    call.exit_index = next(self._indices)
+                if innermost.times is not None and call is not None:
+                    call.exit_index = innermost.times[1] = next(self.clock)
                 return call
         return self.make(site)  # the hook was attached during the call
 
     def _call_of(self, entered: EnteredCall) -> RecordedCall | None:
         """Return an entered call; one that only has a number has unknown inputs."""
-        site, _, call, context = entered
+        call = entered.call
         if not isinstance(call, int):
             return call
-        made = self.make(site, call, context=context)
+        made = self.make(entered.site, call, context=entered.context)
         if made is not None:
             made.inputs = None
+            if entered.times is not None:
+                made.entry_index, made.exit_index, made.parent_index = entered.times
+                made.class_name = _class_of(entered.site)
         return made
 
     def current(self, site: ModuleSite) -> RecordedCall | None:
@@ -107,7 +112,7 @@ class CurrentCalls:
             entered = call_stack.thread_state.entered
             if not entered or entered[-1][0] is not site:
                 return None
-            call = self._call_of(entered[-1])
+            call = self._call_of(EnteredCall(*entered[-1]))
             return call if call is not None and call.is_recorded else None
         context = site.model.forward_context
         if context is None:
@@ -127,7 +132,7 @@ class CurrentCalls:
         if call is None:
             return self._make_compiled(site, self._latest_number(site))
         if self._parity:
-            call.exit_index = next(self._indices)
+            call.exit_index = next(self.clock)
         return call
 
     def _make_compiled(self, site: ModuleSite, number: int | None) -> RecordedCall | None:
@@ -139,7 +144,7 @@ class CurrentCalls:
         if self._inputs:
             self._compiled[key] = call
         if self._parity:
-            call.class_name, call.entry_index = _class_of(site), next(self._indices)
+            call.class_name, call.entry_index = _class_of(site), next(self.clock)
             call.parent_index = self._compiled_parent_index(call)
         return call
 
@@ -176,8 +181,8 @@ class CurrentCalls:
 def _innermost_index() -> int | None:
     """Return the entry index of the call that this thread is in, in a parity recording."""
     entered = call_stack.thread_state.entered
-    call = entered[-1][2] if entered else None
-    return None if call is None or isinstance(call, int) else call.entry_index
+    times = EnteredCall(*entered[-1]).times if entered else None
+    return None if times is None else times[0]
 
 
 def _phase_and_counts(model: Model, context: ForwardContext) -> tuple[str, StepCalls]:

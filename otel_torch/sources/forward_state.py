@@ -7,6 +7,7 @@ import threading
 from array import array
 
 from otel_torch import torch_private
+from otel_torch.sources import warm_ups
 from otel_torch.sources.call_stack import thread_state
 from otel_torch.sources.forwards import ForwardContext
 
@@ -30,7 +31,8 @@ class ForwardState:
             threading.get_ident(),
             next(_numbers),
             context.recording,
-            not torch_private.has_other_ranks(),  # torch does not count what collectives write
+            # torch does not count what collectives write
+            context.phase != warm_ups.PHASE and not torch_private.has_other_ranks(),
             id(context),
             id(counts),
             id(counts.first),

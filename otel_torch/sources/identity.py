@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from otel_torch.statistics.compact_rows import numbers_of
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.row_layout import VECTORS
 from otel_torch.torch_private import StorageLife, has_other_ranks, unobserved, version_of
@@ -24,7 +25,8 @@ from otel_torch.torch_private import StorageLife, has_other_ranks, unobserved, v
 class Identity:
     """One tensor by identity.
 
-    measurement: what was measured in this step; None if the tensor must be measured (again).
+    measurement: what was measured in this step, as bytes if `observer.c` did; None if the tensor
+    must be measured (again).
     counts_changes: whether torch counts all changes in place; if not, the tensor is measured
     whenever it is seen. number: in order of first sight, set when the row is read. content: a
     digest of the row that `number` belongs to.
@@ -35,7 +37,7 @@ class Identity:
     def __init__(self, storage: Storage | None, counts_changes: bool) -> None:
         self.storage = storage
         self.counts_changes = counts_changes
-        self.measurement: Measurement | None = None
+        self.measurement: Measurement | bytes | None = None
         self.number: int | None = None
         self.content: bytes = b""
 
@@ -87,18 +89,18 @@ class IdentityRegistry:
             identity = storage.identities[view] = Identity(storage, counts_changes)
         return identity
 
-    def assign_number(
-        self, identity: Identity, measurement: Measurement, row: Sequence[float] | None
-    ) -> bool:
+    def assign_number(self, identity: Identity, content: bytes) -> bool:
         """Number a tensor and its storage; return whether the tensor is new.
 
         A tensor whose row differs from that of an earlier sight is new. Call this in order of
         sight.
+
+        Args:
+            content: a digest of the row, by `digest` or `compact_digest`.
         """
         if identity.storage is not None and identity.storage.number is None:
             identity.storage.number = self._storage_count
             self._storage_count += 1
-        content = _digest(measurement, row)
         if identity.number is not None and identity.content == content:
             return False
         identity.number, identity.content = self._tensor_count, content
@@ -118,10 +120,15 @@ class IdentityRegistry:
                     identity.measurement = None
 
 
-def _digest(measurement: Measurement, row: Sequence[float] | None) -> bytes:
+def digest(measurement: Measurement, row: Sequence[float] | None) -> bytes:
     """Return 16 bytes for a row, without its row sketch, which only some sights have."""
     if row is None:
         return b""
     has_row_sketch = "row_sketch" in measurement.columns
     length = len(row) - (VECTORS["row_sketch"] if has_row_sketch else 0)
     return blake2b(array("d", row[:length]), digest_size=16).digest()
+
+
+def compact_digest(data: bytes) -> bytes:
+    """Return for a compact row what `digest` returns for its row."""
+    return blake2b(numbers_of(data), digest_size=16).digest()

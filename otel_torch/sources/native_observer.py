@@ -7,13 +7,18 @@ add to the same queue, so that each call may be observed by either.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from otel_torch import torch_private
 from otel_torch.session import Session
-from otel_torch.settings import Settings
+from otel_torch.settings import INCLUDED_CAPTURES, Settings
 from otel_torch.sources.models import ModuleSite
+from otel_torch.sources.module_signature import ModuleSignature, signature_of
+from otel_torch.sources.tensor_reader import TensorReader
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import flags_for
 
@@ -21,10 +26,28 @@ from otel_torch.statistics.measure import flags_for
 _MAX_VALUES = 8
 _PLAIN_TYPES = (type(None), bool, int, float, str)
 
-# address of the model's `ForwardState`, site, its names, the recorder's queue, what is measured,
-# whether inputs are observed
-Place = tuple[int, ModuleSite, list[tuple[str, int]], list[Any], int, bool]
+# settings of OTEL_TORCH_CAPTURE, with what they include
+_CAPTURES = ({"outputs"}, {"inputs", "outputs"}, {"parity", *INCLUDED_CAPTURES["parity"]})
+
 Observe = Callable[..., bool | None]
+
+
+class Place(NamedTuple):
+    """Where a module's calls are observed; `observer.c` reads these fields.
+
+    forward: address of the model's `ForwardState`. queue: the recorder's pending rows. wanted: what
+    is measured. inputs: whether they are observed. The last three are only for parity.
+    """
+
+    forward: int
+    site: ModuleSite
+    names: list[tuple[str, int]]
+    queue: list[Any]
+    wanted: int
+    inputs: bool
+    module: weakref.ref[nn.Module]
+    module_class: type | None
+    signature: ModuleSignature | None
 
 
 class NativeObserver:
@@ -40,8 +63,19 @@ class NativeObserver:
     enter: Observe
     leave: Observe
 
-    def __init__(self, session: Session, columns: tuple[str, ...]) -> None:
-        """Make the observer. `columns`: those of a row that the statistics need."""
+    def __init__(
+        self,
+        session: Session,
+        columns: tuple[str, ...],
+        reader: TensorReader,
+        next_index: Callable[[], int],
+    ) -> None:
+        """Make the observer.
+
+        Args:
+            columns: those of a row that the statistics need.
+            next_index: the clock of calls.
+        """
         self.enter = self.leave = _leave_to_python
         self.place_of: Callable[[ModuleSite], Place | None] = lambda site: None
         kernel, wanted = cpu_kernel.load(), flags_for(columns)
@@ -60,18 +94,35 @@ class NativeObserver:
         functions.set_objects(
             ModuleSite,
             tuple,
+            bytes,
             torch_private.graph_task_id,
-            "_version",
             True,
             _PLAIN_TYPES,
             _labels_of("out"),
             tuple(_labels_of(f"in[{index}]") for index in range(_MAX_VALUES)),
             keyword_labels,
             make_keyword_labels,
+            torch_private.keep_out_of_frames(reader.identities.of),
+            next_index,
+            "measurement",
+            "counts_changes",
         )
-        self.place_of = lambda site: (
-            site.model.forward_state.address, site, site.names, queue, wanted, inputs
-        )  # fmt: skip
+
+        def place_of(site: ModuleSite) -> Place:
+            module = site.module() if reader.parity else None
+            return Place(
+                site.model.forward_state.address,
+                site,
+                site.names,
+                queue,
+                wanted,
+                inputs,
+                site.module,
+                None if module is None else type(module),
+                None if module is None else signature_of(module),
+            )
+
+        self.place_of = place_of
 
 
 def _labels_of(value: str) -> tuple[str, ...]:
@@ -86,9 +137,4 @@ def _leave_to_python(*arguments: Any) -> None:
 def _suffices_for(settings: Settings) -> bool:
     """Return whether the settings ask for nothing that only Python observes."""
     is_plain = settings.tensors is None and settings.isolate is None and settings.operations is None
-    captured = set(settings.capture)
-    return (
-        is_plain
-        and settings.on_nonfinite != "zoom"
-        and captured in ({"outputs"}, {"inputs", "outputs"})
-    )
+    return is_plain and settings.on_nonfinite != "zoom" and set(settings.capture) in _CAPTURES

@@ -19,6 +19,7 @@ from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.identity import Identity
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall, TensorReader
 from otel_torch.sources.values import argument_name
+from otel_torch.statistics.compact_rows import unpack
 from otel_torch.statistics.measure import Measurement, measure
 from otel_torch.statistics.row_layout import NONFINITE, RANGE
 from otel_torch.statistics.table import columns_for
@@ -102,9 +103,12 @@ class TensorMeasurer:
     ) -> Measurement:
         if identity is None or not identity.counts_changes:
             return measure(tensor, columns)
-        if identity.measurement is None:
-            identity.measurement = measure(tensor, columns)
-        return identity.measurement
+        kept = identity.measurement
+        if isinstance(kept, bytes):
+            return unpack(kept).measurement
+        if kept is None:
+            kept = identity.measurement = measure(tensor, columns)
+        return kept
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
         copy = copy_of(tensor)

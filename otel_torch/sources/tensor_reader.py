@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from otel_torch.records import (
-    FINGERPRINTS,
     PARAMETER_PHASES,
     TOKENS,
     Record,
@@ -30,8 +29,10 @@ from otel_torch.sources.compact_records import (
     ReadRecords,
     ReadRows,
     Row,
+    without_fingerprints,
 )
-from otel_torch.sources.identity import Identity, IdentityRegistry
+from otel_torch.sources.forwards import ForwardContext
+from otel_torch.sources.identity import Identity, IdentityRegistry, compact_digest, digest
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.read_rows import RowTransfer
 from otel_torch.statistics.table import derive
@@ -136,7 +137,8 @@ class TensorReader:
         if self.parity:
             self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self.first_stats, "row_sketch"))
         self.identities = IdentityRegistry()
-        self.encoder = LineEncoder(self.first_stats)
+        self.repeated_stats = without_fingerprints(self.stats)
+        self.encoder = LineEncoder(self.stats)
         # called with the records of a flush and their rows
         self.observers: list[Callable[[Sequence[Record], ReadRows], None]] = []
 
@@ -151,12 +153,18 @@ class TensorReader:
         identity, measurement = tensor.identity, tensor.measurement
         if tensor.call.phase == TOKENS:
             return tensor.as_record(token_statistics(row or (), measurement))
-        if identity is not None and not self.identities.assign_number(identity, measurement, row):
-            # only the first record of a tensor has its sketches
-            names = tuple(name for name in self.stats if name not in FINGERPRINTS)
-        else:
-            names = self._stats.get(tensor.call.phase, self.first_stats)
-        return tensor.as_record(derive(names, row, measurement))
+        is_new = identity is None or self.identities.assign_number(
+            identity, digest(measurement, row)
+        )
+        names = self._stats.get(tensor.call.phase, self.first_stats)
+        return tensor.as_record(derive(names if is_new else self.repeated_stats, row, measurement))
+
+    def with_numbers(self, row: CompactRow) -> CompactRow:
+        """Return a compact row of a parity recording with the numbers of its tensor."""
+        *_, data, identity, _, _ = row
+        is_new = self.identities.assign_number(identity, compact_digest(data))
+        storage = identity.storage
+        return (*row, identity.number, None if storage is None else storage.number, is_new)
 
 
 class _PendingRecords:
@@ -165,7 +173,7 @@ class _PendingRecords:
     def __init__(self, reader: TensorReader, pending: list[MeasuredTensor | CompactRow]) -> None:
         self._reader, self._pending = reader, pending
         measured = [row.measurement for row in pending if not isinstance(row, tuple)]
-        self._is_compact = not measured
+        self._needs_no_work = not measured and not reader.parity
         self._transfer = RowTransfer(measured)
         self.ready = self._transfer.is_ready
 
@@ -175,17 +183,17 @@ class _PendingRecords:
         reader, numbers = self._reader, iter(self._transfer.fetch())
         items: list[Any] = self._pending
         rows: list[Any] = self._pending
-        if not self._is_compact:
+        if not self._needs_no_work:
             items, rows = [], []
             for measured in self._pending:
                 if isinstance(measured, tuple):
-                    items.append(measured)
+                    items.append(reader.with_numbers(measured) if reader.parity else measured)
                     rows.append(measured)
                 else:
                     row = next(numbers)
                     items.append(reader.as_record(measured, row))
                     rows.append(None if measured.call.phase == TOKENS else row)
-        records = ReadRecords(items, reader.first_stats, reader.encoder)
+        records = ReadRecords(items, reader.stats, reader.encoder)
         for observe in reader.observers:
             observe(records, ReadRows(rows))
         return records
@@ -195,5 +203,5 @@ def step_of(row: MeasuredTensor | CompactRow) -> Scope | None:
     """Return the scope of the step in which a pending row was measured."""
     if not isinstance(row, tuple):
         return row.call.step_scope
-    _, _, _, context, _ = row
+    context: ForwardContext = row[3]
     return context.active.scope

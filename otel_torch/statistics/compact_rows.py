@@ -15,7 +15,7 @@ from otel_torch.statistics.measure import Measurement, columns_of
 # the statistics that `lines.c` encodes, in the order of its enumeration, of which each has a byte
 ENCODED = (
     "abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2",
-    "nonfinite", "zeros", "numel", "shape", "dtype",
+    "nonfinite", "zeros", "numel", "shape", "dtype", "sketch",
 )  # fmt: skip
 # by the kernel's codes
 DTYPE_NAMES = [str(dtype) for dtype in cpu_kernel.CODES]
@@ -38,6 +38,12 @@ def unpack(data: bytes) -> CompactTensor:
     row = list(struct.unpack_from(f"={(len(data) - start) // 8}d", data, start))
     measurement = Measurement(row, columns_of(wanted), numel, numel, shape, DTYPE_NAMES[code])
     return CompactTensor(call, time_ns, measurement)
+
+
+def numbers_of(data: bytes) -> memoryview:
+    """Return the bytes of the numbers of a compact row: its row as an array of float64."""
+    *_, dimensions, _ = _HEADER.unpack_from(data)
+    return memoryview(data)[_HEADER.size + 8 * dimensions :]
 
 
 def encoding_plan(statistics: tuple[str, ...]) -> bytes | None:

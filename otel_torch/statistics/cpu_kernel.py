@@ -33,7 +33,10 @@ SUMS, HISTOGRAM, SKETCH = 1, 2, 4
 _LENGTHS = {SUMS: len(SCALARS), HISTOGRAM: BINS, SKETCH: SIZE}
 
 FOLDER = Path(__file__).parent
-SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "module_call.c", "lines.c", "native.h")
+SOURCES = (
+    "kernel.c", "avx2.c", "tensor.c", "recognizer.c", "observer.c", "module_call.c", "lines.c",
+    "native.h",
+)  # fmt: skip
 LIBRARY = FOLDER / f"kernel{SUFFIX}"
 
 # fmt: off

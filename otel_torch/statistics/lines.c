@@ -11,8 +11,8 @@
 
 #include "native.h"
 
-/* in the order of compact_rows.py's `STATISTICS` */
-enum { ABS_MEAN, TOTAL, LOWEST, HIGHEST, MEAN, STD, RMS, L2, COUNT_NONFINITE, COUNT_ZEROS, NUMEL, SHAPE, DTYPE };
+/* in the order of compact_rows.py's `ENCODED` */
+enum { ABS_MEAN, TOTAL, LOWEST, HIGHEST, MEAN, STD, RMS, L2, COUNT_NONFINITE, COUNT_ZEROS, NUMEL, SHAPE, DTYPE, SKETCH };
 
 static const Header *header_of(Object row) { return (const Header *)python.bytes(python.in_tuple(row, ROW)); }
 
@@ -22,7 +22,14 @@ static const double *numbers_of(const Header *header) {
 
 static int is_float(char statistic) { return statistic <= L2; }
 
-static int is_defined(char statistic, const Header *header) { return statistic != STD || header->numel >= 2; }
+static int is_of_parity(Object row) { return python.tuple_size(row) > PLAIN_FIELDS; }
+
+/* Returns whether a line has a statistic. In a parity recording only the first line of a tensor has its sketch. */
+static int is_defined(char statistic, Object row) {
+    if (statistic == SKETCH && is_of_parity(row))
+        return python.is_true(python.in_tuple(row, IS_NEW));
+    return statistic != STD || header_of(row)->numel >= 2;
+}
 
 /* as statistics/table.py defines them, operation by operation */
 static double statistic_of(char statistic, const Header *header) {
@@ -59,9 +66,10 @@ static Object statistics(Object self, const Object *arguments, intptr_t count) {
     intptr_t length = python.bytes_size(arguments[1]);
     Object result = python.new_list(0);
     for (intptr_t index = 0; result && index < python.list_size(rows); index++) {
-        const Header *header = header_of(python.in_list(rows, index));
+        Borrowed row = python.in_list(rows, index);
+        const Header *header = header_of(row);
         for (intptr_t place = 0; place < length; place++) {
-            if (!is_float(plan[place]) || !is_defined(plan[place], header))
+            if (!is_float(plan[place]) || !is_defined(plan[place], row))
                 continue;
             Object number = python.new_float(statistic_of(plan[place], header));
             if (!number || python.append(result, number)) {
@@ -102,6 +110,8 @@ static int write_bytes(Text *text, const char *bytes, size_t length) {
     return 1;
 }
 
+#define WRITE(text, literal) write_bytes(text, literal, sizeof literal - 1)
+
 static int write_object(Text *text, Object bytes) {
     return write_bytes(text, python.bytes(bytes), (size_t)python.bytes_size(bytes));
 }
@@ -112,19 +122,43 @@ static int write_whole(Text *text, int64_t number) {
     do
         *--first = (char)('0' + rest % 10);
     while (rest /= 10);
-    return (number >= 0 || write_bytes(text, "-", 1)) && write_bytes(text, first, (size_t)(digits + sizeof digits - first));
+    return (number >= 0 || WRITE(text, "-")) && write_bytes(text, first, (size_t)(digits + sizeof digits - first));
 }
 
 static int write_shape(Text *text, const Header *header) {
     const int64_t *shape = (const int64_t *)(header + 1);
-    int written = write_bytes(text, "[", 1);
+    int written = WRITE(text, "[");
     for (int dimension = 0; written && dimension < header->dimensions; dimension++)
-        written = (!dimension || write_bytes(text, ",", 1)) && write_whole(text, shape[dimension]);
-    return written && write_bytes(text, "]", 1);
+        written = (!dimension || WRITE(text, ",")) && write_whole(text, shape[dimension]);
+    return written && WRITE(text, "]");
 }
 
 static int write_dtype(Text *text, Object names, const Header *header) {
     return write_object(text, python.in_list(names, header->code));
+}
+
+/* Writes a sketch as sketch_format.py encodes it: base64 of little-endian float32. */
+static int write_sketch(Text *text, const Header *header) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const double *sketch = numbers_of(header) + (header->wanted & WANT_SUMS ? SUMS : 0) + (header->wanted & WANT_HISTOGRAM ? BINS : 0);
+    enum { BYTES = 4 * NUMBERS, DIGITS = 4 * ((BYTES + 2) / 3) };
+    unsigned char bytes[BYTES + 2] = {0};
+    for (int index = 0; index < NUMBERS; index++) {
+        float number = (float)sketch[index];
+        uint32_t bits;
+        memcpy(&bits, &number, sizeof bits);
+        for (int byte = 0; byte < 4; byte++)
+            bytes[4 * index + byte] = (unsigned char)(bits >> 8 * byte);
+    }
+    char encoded[DIGITS];
+    for (int first = 0, digit = 0; first < BYTES; first += 3) {
+        uint32_t group = (uint32_t)bytes[first] << 16 | (uint32_t)bytes[first + 1] << 8 | bytes[first + 2];
+        for (int shift = 18; shift >= 0; shift -= 6)
+            encoded[digit++] = digits[group >> shift & 63];
+    }
+    for (int missing = (3 - BYTES % 3) % 3; missing; missing--)
+        encoded[DIGITS - missing] = '=';
+    return WRITE(text, "\"") && write_bytes(text, encoded, DIGITS) && WRITE(text, "\"");
 }
 
 /* Copies a number from a JSON list of numbers, and moves on to the next. */
@@ -138,31 +172,47 @@ static int write_next(Text *text, const char **numbers) {
 
 /* -- lines ------------------------------------------------------------------------------------------------------------ */
 
-/* Returns the text before the step for a module and a label: `texts[label][name]`, or made by `make_text(name, label)`. */
-static Borrowed text_of(Object texts, Object make_text, Object name, Object label) {
-    Borrowed by_name = python.in_dict(texts, label);
-    Borrowed text = by_name ? python.in_dict(by_name, name) : 0;
+/* Returns the text for a key and a label: `texts[label][key]`, or made by `make_text(key, label)`. */
+static Borrowed text_of(Object texts, Object make_text, Object key, Object label) {
+    Borrowed by_key = python.in_dict(texts, label);
+    Borrowed text = by_key ? python.in_dict(by_key, key) : 0;
     if (text)
         return text;
-    Object made = python.call(make_text, name, label, (Object)0); /* which puts it into `texts` */
+    Object made = python.call(make_text, key, label, (Object)0); /* which puts it into `texts` */
     if (made)
         python.release(made);
     return made;
 }
 
-/* lines(rows, plan, keys, dtypes, numbers, texts, make_text, describe) -> bytes. `keys`: the text before each statistic;
- * `numbers`: those of `statistics` as a JSON list; `describe(row)`: the text of the row's context before the call's number, and
- * after it. */
+static int write_optional(Text *text, Object number) {
+    return number == none ? WRITE(text, "null") : write_whole(text, python.as_number(number));
+}
+
+/* Writes the position of a tensor in the run, after `start`, which has the module's class and the argument. */
+static int write_position(Text *text, Object start, Object row) {
+    Borrowed times = python.in_tuple(row, TIMES);
+    return start && write_object(text, start) && WRITE(text, ",\"value\":") &&
+           write_optional(text, python.in_tuple(row, VALUE)) && WRITE(text, ",\"storage\":") &&
+           write_optional(text, python.in_tuple(row, STORAGE)) && WRITE(text, ",\"order\":[") &&
+           write_optional(text, python.in_list(times, ENTRY)) && WRITE(text, ",") &&
+           write_optional(text, python.in_list(times, EXIT)) && WRITE(text, "],\"parent\":") &&
+           write_optional(text, python.in_list(times, PARENT));
+}
+
+/* lines(rows, plan, keys, dtypes, numbers, texts, make_text, describe, signature_texts, make_signature_text) -> bytes. `keys`: the
+ * text before each statistic; `numbers`: those of `statistics` as a JSON list; `texts`: the beginnings of lines, by label and
+ * module; `describe(row)`: the text of the row's context before the call's number, and after it; `signature_texts`: of positions,
+ * by label and signature. */
 static Object lines(Object self, const Object *arguments, intptr_t count) {
     (void)self;
-    if (count != 8)
+    if (count != 10)
         return 0;
     Object rows = arguments[0], keys = arguments[2], dtypes = arguments[3];
     const char *plan = python.bytes(arguments[1]), *numbers = python.bytes(arguments[4]);
     intptr_t length = python.bytes_size(arguments[1]), size = python.list_size(rows);
     Text text = {0, 0, 0};
     Object described = 0, context = 0, result = 0;
-    int written = reserve(&text, 320 * (size_t)size + 1);
+    int written = reserve(&text, 400 * (size_t)size + 1);
     for (intptr_t index = 0; written && index < size; index++) {
         Borrowed row = python.in_list(rows, index);
         const Header *header = header_of(row);
@@ -175,9 +225,13 @@ static Object lines(Object self, const Object *arguments, intptr_t count) {
         }
         written = start && described && write_object(&text, start) && write_object(&text, python.in_tuple(described, 0)) &&
                   write_whole(&text, header->call) && write_object(&text, python.in_tuple(described, 1));
+        if (written && is_of_parity(row)) {
+            Borrowed position = text_of(arguments[8], arguments[9], python.in_tuple(row, SIGNATURE), python.in_tuple(row, LABEL));
+            written = write_position(&text, position, row);
+        }
         for (intptr_t place = 0; written && place < length; place++) {
             char statistic = plan[place];
-            if (!is_defined(statistic, header))
+            if (!is_defined(statistic, row))
                 continue;
             written = write_object(&text, python.in_tuple(keys, place)) &&
                       (is_float(statistic)                ? write_next(&text, &numbers)
@@ -185,9 +239,10 @@ static Object lines(Object self, const Object *arguments, intptr_t count) {
                        : statistic == COUNT_ZEROS         ? write_whole(&text, (int64_t)numbers_of(header)[ZEROS])
                        : statistic == NUMEL               ? write_whole(&text, header->numel)
                        : statistic == SHAPE               ? write_shape(&text, header)
+                       : statistic == SKETCH              ? write_sketch(&text, header)
                                                           : write_dtype(&text, dtypes, header));
         }
-        written = written && write_bytes(&text, "}\n", 2);
+        written = written && WRITE(&text, "}\n");
     }
     if (described)
         python.release(described);

@@ -48,6 +48,7 @@ typedef struct {
     Object (*call_with)(Object function, Object arguments, Object keywords);
     intptr_t (*dict_size)(Object);
     Object (*attributes)(Object, const void *context);
+    int (*set_attribute)(Object, Object name, Object value);
 } Python;
 
 typedef struct {
@@ -102,6 +103,17 @@ void measure_readable(const Readable *readable, double *numbers);
 /* Returns Python's name of the dtype of a code. */
 Borrowed dtype_name(int code);
 
+/* -- recognizing a tensor that was seen before; recognizer.c -------------------------------------------------------------- */
+
+enum { RECOGNIZE_MIN = 1 << 15 }; /* elements; one with fewer is measured faster than recognized, as in tensor_measurer.py */
+
+/* Returns whether a tensor may be remembered: a weak reference to a parameter would forbid torch to swap it. */
+int is_recognizable(Object tensor);
+
+/* Returns what is known of a tensor that was seen in this forward and has not changed since; NULL if there is none. */
+Borrowed recognize(Object tensor, const Readable *readable, int64_t forward);
+void remember(Object tensor, const Readable *readable, Object known, int64_t forward);
+
 /* -- calls of modules --------------------------------------------------------------------------------------------------- */
 
 /* Observe the inputs of a call that is about to run, or the output of one that has run; observer.c. A place: see there.
@@ -120,5 +132,12 @@ typedef struct {
 /* the order of a row's numbers; row_layout.py */
 enum { MIN, MAX, SUM, SQUARES, MAGNITUDES, NONFINITE, ZEROS };
 
-/* the fields of a pending row, a tuple */
-enum { SITE, NAME, LABEL, CONTEXT, ROW, FIELDS };
+/* The fields of a pending row, a tuple. */
+enum { SITE, NAME, LABEL, CONTEXT, ROW, PLAIN_FIELDS };
+
+/* Those that one of a parity recording has as well: the tensor's identity, the module's signature and the times of the call. When
+ * it is read, tensor_reader.py adds the numbers of the tensor and of its memory, and whether the tensor is new. */
+enum { IDENTITY = PLAIN_FIELDS, SIGNATURE, TIMES, PARITY_FIELDS, VALUE = PARITY_FIELDS, STORAGE, IS_NEW };
+
+/* The times of a call by the clock of calls, a list: when it was entered and left, and when its parent was entered. */
+enum { ENTRY, EXIT, PARENT, TIMES_SIZE };

@@ -1,7 +1,7 @@
 """The functions of the compiled library that take and return Python objects.
 
-They are made from `tensor.c`, `observer.c` and `lines.c`, which get the functions of Python's
-stable ABI as pointers and therefore need no header of Python.
+They are made from `tensor.c`, `recognizer.c`, `observer.c`, `module_call.c` and `lines.c`, which
+get the functions of Python's stable ABI as pointers and therefore need no header of Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PYTHON_FUNCTIONS = (
     "PyDict_GetItem", "PyDict_SetItem",
     "PyBytes_FromStringAndSize", "PyBytes_AsString", "PyBytes_Size", "PyThread_get_thread_ident",
     "PyList_SetSlice", "PyDict_Next", "PyObject_GetAttr", "PyWeakref_NewRef",
-    "PyObject_Call", "PyDict_Size", "PyObject_GenericGetDict",
+    "PyObject_Call", "PyDict_Size", "PyObject_GenericGetDict", "PyObject_SetAttr",
 )
 # fmt: on
 # DLPack's codes of kinds of numbers
@@ -98,6 +98,7 @@ class ObjectFunctions:
 
     def set_objects(self, *objects: object) -> None:
         """Set the objects that `observer.c` compares with and stores, in its order."""
+        self.library.recognizer_set_version_name(ctypes.py_object("_version"))
         self.library.observer_set_objects(_array_of(objects))
 
     def set_call_objects(self, *objects: object) -> None:

@@ -4,6 +4,9 @@
  * some hundred objects. This touches about ten. It does what `on_inputs` and `on_output` of activations.py specify, for calls
  * that need nothing else: a module of one name, arguments and outputs that are plain CPU tensors with finite numbers, and a
  * thread that began the model's newest forward. Any other call is left to them before anything has changed.
+ *
+ * A parity recording also has each tensor's identity, which is Python's (identity.py) and asked for once per tensor, and the
+ * clock of calls at which a call was entered and left.
  */
 
 #include <string.h>
@@ -18,32 +21,41 @@ typedef struct {
     int64_t thread;     /* that began the forward; its calls are named by it */
     int64_t number;     /* of the forward; no two have the same */
     int64_t recording;  /* whether its step is recorded */
-    int64_t recognizes; /* whether torch counts all changes of tensors in place */
+    int64_t recognizes; /* whether its tensors may be recognized: torch counts all changes of them in place */
     Borrowed context;   /* Python's ForwardContext */
     Borrowed counts;    /* dict: how many calls of each module were counted in its step */
     Borrowed first;     /* dict: where the numbers of a module begin, if not at 0 */
     Borrowed stack;     /* list: the module calls that the thread is in */
-    Borrowed entered;   /* list: those whose inputs were observed, as (site, depth, number or Python's call, context) */
+    Borrowed entered;   /* list: those whose inputs were observed, each a tuple of the fields below */
 } Forward;
 
-/* the fields of a place, a tuple: address of `Forward`, site, its names, queue of pending rows, wanted numbers, and whether
- * inputs are observed, so that tensors may be recognized */
-enum { FORWARD, PLACE_SITE, NAMES, QUEUE, WANTED, INPUTS };
+/* The fields of a place, a tuple: address of `Forward`, site, its names, queue of pending rows, wanted numbers, whether inputs are
+ * observed, so that tensors may be recognized, and in a parity recording the module's reference, class and signature. */
+enum { FORWARD, PLACE_SITE, NAMES, QUEUE, WANTED, INPUTS, MODULE, CLASS, PLACE_SIGNATURE };
+
+/* The fields of a call that was entered, as in call_stack.py: Python's call, or its number here. The last two are for parity. */
+enum { ENTERED_SITE, DEPTH, CALL, ENTERED_CONTEXT, ENTERED_TIMES, ENTERED_INPUTS, ENTERED_FIELDS };
 
 /* A call as it is observed: where, and the tensors found so far. */
 typedef struct {
+    Readable readable;
+    Borrowed tensor, label;
+    Object row, identity; /* owned */
+} CallTensor;
+
+typedef struct {
     const Forward *forward;
-    Borrowed site, name, queue;
+    Borrowed site, name, queue, signature; /* no signature outside of parity recordings */
+    Borrowed entered;                      /* the call as it was entered, when it is left */
+    Object times;                          /* owned; none outside of parity recordings */
     int64_t wanted;
     int inputs, recognizes, size;
-    struct {
-        Readable readable;
-        Borrowed tensor, label;
-        Object row;
-    } tensors[MAX_TENSORS];
+    CallTensor tensors[MAX_TENSORS];
 } Call;
 
-static Object site_type, tuple_type, graph_task, version_name, handled;
+static Object site_type, tuple_type, bytes_type, graph_task, handled;
+static Object identify, next_index;              /* functions: the identity of a tensor; the clock of calls */
+static Object measurement_name, is_counted_name; /* of attributes of an identity */
 /* types of values without tensors; labels of an output and of its items, of positional arguments, and by keyword */
 static Object plain_types, output_labels, argument_labels, keyword_labels, make_keyword_labels;
 
@@ -81,6 +93,15 @@ static int in_backward(void) {
     return is_inside;
 }
 
+/* Returns whether a module is of the class that its signature names. */
+static int has_its_class(Object place) {
+    Object module = python.call(python.in_tuple(place, MODULE), (Object)0);
+    int has = module && type_of(module) == python.in_tuple(place, CLASS);
+    if (module)
+        python.release(module);
+    return has;
+}
+
 /* Begins a call; returns 0 to leave it to Python. */
 static int begin(Call *call, Object place) {
     if (place == none)
@@ -95,6 +116,13 @@ static int begin(Call *call, Object place) {
     call->wanted = python.as_number(python.in_tuple(place, WANTED));
     call->inputs = (int)python.as_number(python.in_tuple(place, INPUTS));
     call->recognizes = call->forward->recognizes && call->inputs;
+    call->signature = python.in_tuple(place, PLACE_SIGNATURE);
+    if (call->signature == none)
+        call->signature = 0;
+    else if (call->forward->recording && !(call->recognizes && has_its_class(place)))
+        return 0;
+    call->entered = 0;
+    call->times = 0;
     call->size = 0;
     return call->forward->thread == (int64_t)python.thread() && !in_backward();
 }
@@ -113,10 +141,11 @@ static int add(Call *call, Object value, Borrowed label) {
     Object type = type_of(value);
     if (type != tensor_type && type != parameter_type)
         return is_plain(type);
-    if (call->size == MAX_TENSORS || !describe_readable(value, call->wanted, &call->tensors[call->size].readable))
+    CallTensor *tensor = call->tensors + call->size;
+    if (call->size == MAX_TENSORS || !describe_readable(value, call->wanted, &tensor->readable))
         return 0;
-    call->tensors[call->size].tensor = value;
-    call->tensors[call->size++].label = label;
+    tensor->tensor = value, tensor->label = label, tensor->row = tensor->identity = 0;
+    call->size++;
     return 1;
 }
 
@@ -153,67 +182,6 @@ static int add_arguments(Call *call, Object arguments, Object keywords) {
     return added;
 }
 
-/* -- recognizing: a module's output is the next module's input, and is measured once ------------------------------------ */
-
-enum { RECENT = 16, RECOGNIZE_MIN = 1 << 15 }; /* elements; as in tensor_measurer.py */
-
-typedef struct {
-    Borrowed tensor;       /* alive if `reference` refers to it */
-    Object reference, row; /* owned */
-    int64_t version, forward;
-} Recent;
-
-static Recent recent[RECENT];
-static int newest;
-
-static int is_alive(const Recent *entry) {
-    Object tensor = python.call(entry->reference, (Object)0);
-    if (tensor)
-        python.release(tensor);
-    return tensor == entry->tensor;
-}
-
-/* Returns how often a tensor was changed in place; -1 if that is not counted. */
-static int64_t version_of(Object tensor) {
-    Object number = python.attribute(tensor, version_name);
-    if (!number) {
-        python.clear_error();
-        return -1;
-    }
-    int64_t version = python.as_number(number);
-    python.release(number);
-    return version;
-}
-
-/* Returns the row of a tensor that was measured in this forward and has not changed since; NULL if there is none. */
-static Borrowed recognize(Object tensor, const Forward *forward) {
-    for (int index = 0; index < RECENT; index++)
-        if (recent[index].tensor == tensor && recent[index].forward == forward->number)
-            return is_alive(recent + index) && recent[index].version == version_of(tensor) ? recent[index].row : 0;
-    return 0;
-}
-
-static void remember(Object tensor, Object row, const Forward *forward) {
-    int64_t version = version_of(tensor);
-    Object reference = version < 0 ? 0 : python.new_weak_reference(tensor, 0);
-    if (!reference) {
-        python.clear_error();
-        return;
-    }
-    int index = 0;
-    while (index < RECENT && recent[index].tensor != tensor)
-        index++;
-    if (index == RECENT)
-        index = newest = (newest + 1) % RECENT;
-    Object replaced[] = {recent[index].reference, recent[index].row};
-    python.keep(row);
-    recent[index].tensor = tensor, recent[index].reference = reference, recent[index].row = row;
-    recent[index].version = version, recent[index].forward = forward->number;
-    for (int item = 0; item < 2; item++)
-        if (replaced[item])
-            python.release(replaced[item]);
-}
-
 /* -- rows ------------------------------------------------------------------------------------------------------------- */
 
 /* Returns a tensor as a bytes object; NULL if it has a NaN or Inf, or memory is short. */
@@ -243,73 +211,177 @@ static Object copied(Object row, int64_t now) {
     return copy;
 }
 
-/* Measures the tensors of a call; returns 0, with nothing left over, if Python has to. `entering`: they may be recognized. An
- * output is measured in any case, because a kernel of the program may have changed an input in place, uncounted. */
+/* Puts the row of a tensor outside of parity recordings into `row`; NULL if Python has to measure it. `entering`: the tensor may be
+ * recognized. An output is measured in any case, because a kernel of the program may have changed an input in place, uncounted. */
+static void find_row(const Call *call, CallTensor *tensor, int entering, int64_t now) {
+    int64_t forward = call->forward->number;
+    int worth = call->recognizes && tensor->readable.numel >= RECOGNIZE_MIN && is_recognizable(tensor->tensor);
+    Borrowed known = worth && entering ? recognize(tensor->tensor, &tensor->readable, forward) : 0;
+    tensor->row = known ? copied(known, now) : measured(&tensor->readable, now);
+    if (worth && !known && tensor->row)
+        remember(tensor->tensor, &tensor->readable, tensor->row, forward);
+}
+
+/* -- rows of a parity recording ----------------------------------------------------------------------------------------- */
+
+/* Returns the identity of a tensor; NULL if Python cannot tell. */
+static Object identity_of(const Call *call, const CallTensor *tensor) {
+    int64_t forward = call->forward->number;
+    Object identity = recognize(tensor->tensor, &tensor->readable, forward);
+    if (identity) {
+        python.keep(identity);
+        return identity;
+    }
+    identity = python.call(identify, tensor->tensor, (Object)0);
+    if (identity && is_recognizable(tensor->tensor))
+        remember(tensor->tensor, &tensor->readable, identity, forward);
+    return identity;
+}
+
+static int was_input(const Call *call, Object identity) {
+    Borrowed inputs = call->entered ? python.in_tuple(call->entered, ENTERED_INPUTS) : 0;
+    for (intptr_t index = 0; inputs && index < python.tuple_size(inputs); index++)
+        if (python.in_tuple(inputs, index) == identity)
+            return 1;
+    return 0;
+}
+
+/* As `find_row`, with the tensor's identity, which keeps the row until its step has been read. */
+static void find_identity_and_row(const Call *call, CallTensor *tensor, int64_t now) {
+    tensor->identity = identity_of(call, tensor);
+    Object kept = tensor->identity ? python.attribute(tensor->identity, measurement_name) : 0;
+    if (!kept)
+        return;
+    if (type_of(kept) == bytes_type && !was_input(call, tensor->identity))
+        tensor->row = copied(kept, now);
+    else if ((tensor->row = measured(&tensor->readable, now))) {
+        Object is_counted = python.attribute(tensor->identity, is_counted_name);
+        if (is_counted && python.is_true(is_counted))
+            python.set_attribute(tensor->identity, measurement_name, tensor->row);
+        if (is_counted)
+            python.release(is_counted);
+    }
+    python.release(kept);
+}
+
+/* -- all rows of a call ------------------------------------------------------------------------------------------------- */
+
+/* Measures the tensors of a call; returns 0, with nothing left over, if Python has to. */
 static int measure_all(Call *call, int entering) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     int64_t now = 1000000000ll * time.tv_sec + time.tv_nsec;
     for (int index = 0; index < call->size; index++) {
-        Object tensor = call->tensors[index].tensor;
-        /* a weak reference to a parameter would forbid torch to swap it */
-        int worth = call->recognizes && call->tensors[index].readable.numel >= RECOGNIZE_MIN && type_of(tensor) == tensor_type;
-        Borrowed known = worth && entering ? recognize(tensor, call->forward) : 0;
-        Object row = known ? copied(known, now) : measured(&call->tensors[index].readable, now);
-        if (!row) {
-            python.clear_error();
-            while (index--)
-                python.release(call->tensors[index].row);
-            return 0;
+        CallTensor *tensor = call->tensors + index;
+        if (call->signature)
+            find_identity_and_row(call, tensor, now);
+        else
+            find_row(call, tensor, entering, now);
+        if (tensor->row)
+            continue;
+        python.clear_error();
+        for (; index >= 0; index--) {
+            Object owned[] = {call->tensors[index].row, call->tensors[index].identity};
+            for (int item = 0; item < 2; item++)
+                if (owned[item])
+                    python.release(owned[item]);
         }
-        if (worth && !known)
-            remember(tensor, row, call->forward);
-        call->tensors[index].row = row;
+        return 0;
     }
     return 1;
 }
 
-/* Adds (site, name, label, context, row) for each tensor to the pending rows. */
+/* Adds the pending rows of a call, and releases what it owns. */
 static void enqueue(const Call *call, int64_t number) {
     for (int index = 0; index < call->size; index++) {
-        Object row = call->tensors[index].row, label = call->tensors[index].label, item = python.new_tuple(FIELDS);
-        Object fields[FIELDS] = {
-            [SITE] = call->site, [NAME] = call->name, [LABEL] = label, [CONTEXT] = call->forward->context, [ROW] = row};
-        ((Header *)python.bytes(row))->call = (int32_t)number;
-        for (int field = 0; item && field < FIELDS; field++) {
-            if (field != ROW)
-                python.keep(fields[field]);
+        const CallTensor *tensor = call->tensors + index;
+        Object item = python.new_tuple(call->signature ? PARITY_FIELDS : PLAIN_FIELDS);
+        Borrowed fields[] = {[SITE] = call->site, [NAME] = call->name, [LABEL] = tensor->label,
+                             [CONTEXT] = call->forward->context, [ROW] = tensor->row,
+                             [IDENTITY] = tensor->identity, [SIGNATURE] = call->signature, [TIMES] = call->times};
+        ((Header *)python.bytes(tensor->row))->call = (int32_t)number;
+        for (int field = 0; item && field < (call->signature ? PARITY_FIELDS : PLAIN_FIELDS); field++) {
+            python.keep(fields[field]);
             python.set_in_tuple(item, field, fields[field]);
         }
         if (!item || python.append(call->queue, item))
             python.clear_error();
-        python.release(item ? item : row);
+        if (item)
+            python.release(item);
+        python.release(tensor->row);
+        if (tensor->identity)
+            python.release(tensor->identity);
     }
+    if (call->times)
+        python.release(call->times);
 }
 
 /* -- observing -------------------------------------------------------------------------------------------------------- */
 
-/* Puts a call on the thread's list of those that were entered; returns whether it is there. */
-static int push(const Call *call, int64_t number) {
+static Object new_none(void) {
+    python.keep(none);
+    return none;
+}
+
+/* Returns the next time of the clock of calls. */
+static Object new_time(void) {
+    Object time = python.call(next_index, (Object)0);
+    return time ? time : new_none();
+}
+
+/* Returns the times of a call that is entered now; none outside of parity recordings. `parent`: the entered call around it. */
+static Object new_times(const Call *call, Borrowed parent) {
+    if (!call->signature)
+        return new_none();
+    Borrowed times_of_parent = parent ? python.in_tuple(parent, ENTERED_TIMES) : none;
+    Object times = python.new_list(TIMES_SIZE);
+    if (!times)
+        return new_none();
+    Borrowed entry_of_parent = times_of_parent == none ? none : python.in_list(times_of_parent, ENTRY);
+    python.keep(entry_of_parent);
+    python.set_in_list(times, ENTRY, new_time());
+    python.set_in_list(times, EXIT, new_none());
+    python.set_in_list(times, PARENT, entry_of_parent);
+    return times;
+}
+
+/* Returns the identities of a call's tensors as a tuple. */
+static Object identities_of(const Call *call) {
+    Object identities = python.new_tuple(call->signature ? call->size : 0);
+    for (int index = 0; identities && call->signature && index < call->size; index++) {
+        python.keep(call->tensors[index].identity);
+        python.set_in_tuple(identities, index, call->tensors[index].identity);
+    }
+    return identities;
+}
+
+/* Puts a call on the thread's list of those that were entered, and sets its times. */
+static void push(Call *call, int64_t number) {
     Object entered = call->forward->entered;
     int64_t depth = python.list_size(call->forward->stack);
-    for (intptr_t size; (size = python.list_size(entered));) { /* drop those whose forward raised */
+    Borrowed parent = 0;
+    for (intptr_t size; !parent && (size = python.list_size(entered));) {
         Borrowed last = python.in_list(entered, size - 1);
-        if (python.as_number(python.in_tuple(last, 1)) < depth)
-            break;
-        python.set_slice(entered, size - 1, size, 0);
+        if (python.as_number(python.in_tuple(last, DEPTH)) < depth)
+            parent = last;
+        else
+            python.set_slice(entered, size - 1, size, 0); /* its forward raised */
     }
-    Object item = python.new_tuple(4);
-    if (!item)
-        return 0;
-    python.keep(call->site);
-    python.keep(call->forward->context);
-    python.set_in_tuple(item, 0, call->site);
-    python.set_in_tuple(item, 1, python.new_whole(depth));
-    python.set_in_tuple(item, 2, python.new_whole(number));
-    python.set_in_tuple(item, 3, call->forward->context);
-    int failed = python.append(entered, item);
-    python.release(item);
-    return !failed;
+    call->times = new_times(call, parent);
+    Object item = python.new_tuple(ENTERED_FIELDS);
+    if (item) {
+        Borrowed kept[] = {call->site, call->forward->context, call->times};
+        for (int index = 0; index < 3; index++)
+            python.keep(kept[index]);
+        Object fields[] = {[ENTERED_SITE] = call->site,   [DEPTH] = python.new_whole(depth), [CALL] = python.new_whole(number),
+                           [ENTERED_CONTEXT] = call->forward->context, [ENTERED_TIMES] = call->times,
+                           [ENTERED_INPUTS] = identities_of(call)};
+        for (int field = 0; field < ENTERED_FIELDS; field++)
+            python.set_in_tuple(item, field, fields[field]);
+        python.append(entered, item);
+        python.release(item);
+    }
+    python.clear_error();
 }
 
 /* Returns the call as it was entered; NULL if Python has entered it, or calls above it have raised. */
@@ -317,7 +389,10 @@ static Borrowed entered_call(const Call *call) {
     Object entered = call->forward->entered;
     intptr_t last = python.list_size(entered) - 1;
     Borrowed item = last < 0 ? 0 : python.in_list(entered, last);
-    return item && python.in_tuple(item, 0) == call->site && python.in_tuple(item, 3) == call->forward->context ? item : 0;
+    int is_it = item && python.in_tuple(item, ENTERED_SITE) == call->site &&
+                python.in_tuple(item, ENTERED_CONTEXT) == call->forward->context &&
+                !call->signature == (python.in_tuple(item, ENTERED_TIMES) == none);
+    return is_it ? item : 0;
 }
 
 static int64_t count_this(const Call *call) { return count_call(call->forward->counts, call->forward->first, call->name); }
@@ -330,8 +405,8 @@ int observe_inputs(Object place, Object arguments, Object keywords) {
     if (recording && !(add_arguments(&call, arguments, keywords) && measure_all(&call, 1)))
         return 0;
     int64_t number = count_this(&call);
-    if (recording && !push(&call, number))
-        python.clear_error();
+    if (recording)
+        push(&call, number);
     enqueue(&call, number);
     return 1;
 }
@@ -345,14 +420,21 @@ int observe_output(Object place, Object output) {
             count_this(&call); /* else it was counted when it was entered */
         return 1;
     }
-    Borrowed entered = call.inputs ? entered_call(&call) : 0;
-    if ((call.inputs && !entered) || !(add_all(&call, output, output_labels) && measure_all(&call, 0)))
+    call.entered = call.inputs ? entered_call(&call) : 0;
+    if ((call.inputs && !call.entered) || !(add_all(&call, output, output_labels) && measure_all(&call, 0)))
         return 0;
-    int64_t number = entered ? python.as_number(python.in_tuple(entered, 2)) : count_this(&call);
-    if (entered) {
+    int64_t number;
+    if (call.entered) {
+        number = python.as_number(python.in_tuple(call.entered, CALL));
+        if (call.signature) {
+            call.times = python.in_tuple(call.entered, ENTERED_TIMES);
+            python.keep(call.times);
+            python.set_in_list(call.times, EXIT, new_time());
+        }
         intptr_t size = python.list_size(call.forward->entered);
         python.set_slice(call.forward->entered, size - 1, size, 0);
-    }
+    } else
+        number = count_this(&call);
     enqueue(&call, number);
     return 1;
 }
@@ -380,8 +462,9 @@ static Object count_in_python(Object self, const Object *arguments, intptr_t cou
 
 /* Sets the objects that are compared with and stored, in the order below; keeps them forever. */
 PUBLIC void observer_set_objects(const Object *objects) {
-    Object *places[] = {&site_type,     &tuple_type,      &graph_task,     &version_name,        &handled,
-                        &plain_types,   &output_labels,   &argument_labels, &keyword_labels, &make_keyword_labels};
+    Object *places[] = {&site_type,      &tuple_type,     &bytes_type,          &graph_task, &handled,
+                        &plain_types,    &output_labels,  &argument_labels,     &keyword_labels,
+                        &make_keyword_labels, &identify, &next_index, &measurement_name, &is_counted_name};
     for (unsigned index = 0; index < sizeof places / sizeof *places; index++) {
         python.keep(objects[index]);
         *places[index] = objects[index];
