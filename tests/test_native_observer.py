@@ -177,6 +177,50 @@ def changes_in_place() -> None:
         called(Returning(function, **parts), values(size), times=2)
 
 
+def changes_of_inputs_that_torch_does_not_count() -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        return m.inner(m.doubling(x)) + m.inner(x)
+
+    def double(m: Any, x: Tensor) -> Tensor:
+        x.data.mul_(2)
+        return x
+
+    for size in (100, 2**15):
+        parts = {"doubling": Returning(double), "inner": nn.Identity()}
+        called(Returning(function, **parts), values(size), times=2)
+
+
+def views_and_parameters_as_values() -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        y = m.outer(x)
+        return m.inner(y.view(-1)) + m.inner(y[:1].view(-1)) + m.inner(m.weight).sum()
+
+    outer = Returning(lambda m, x: m.inner(x), inner=nn.Linear(4, 4))
+    model = Returning(function, outer=outer, inner=nn.Identity())
+    model.weight = nn.Parameter(values(4))
+    called(model, values(1, 4), times=2)
+
+
+def classes_that_change() -> None:
+    class Scaled(nn.Identity):
+        pass
+
+    model = nn.Sequential(nn.Identity(), nn.ReLU())
+    for cls in (nn.Identity, Scaled, nn.Identity):
+        model[0].__class__ = cls
+        called(model, values(3))
+
+
+def steps_that_end_inside_of_a_call() -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        for step in range(2):
+            with otel_torch.trace_step(step):
+                x = m.part(x)
+        return x
+
+    called(Returning(function, part=nn.Linear(3, 3)), values(2, 3), times=2)
+
+
 def training() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -215,11 +259,14 @@ def threads() -> None:
 PROGRAMS = [
     ordinary, outputs_of_every_form, arguments_of_every_form, every_dtype, sizes_about_every_limit,
     not_finite, shared_modules, nested_calls_of_one_module, errors_inside, changes_in_place,
-    training, steps_and_loops, inference_and_autocast, threads,
+    changes_of_inputs_that_torch_does_not_count, views_and_parameters_as_values,
+    classes_that_change, steps_that_end_inside_of_a_call, training, steps_and_loops,
+    inference_and_autocast, threads,
 ]  # fmt: skip
 
 
 def recorded(program: Callable[[], None], path: Path, **settings: Any) -> bytes:
+    torch.manual_seed(0)
     assert otel_torch.start(jsonl=str(path), **settings)
     try:
         program()
@@ -266,11 +313,16 @@ def test_the_recording_is_that_of_pythons_observers(program, capture, tmp_path, 
     assert native
 
 
-@pytest.mark.parametrize("stats", ["max", "mean,shape,std", "l2,rms,zeros,numel", "mean,sketch"])
-def test_any_statistics_are_encoded_alike(stats, tmp_path, by_python):
-    native = recorded(ordinary, tmp_path / "native.jsonl", stats=stats)
+@pytest.mark.parametrize("capture", ["outputs", "parity"])
+@pytest.mark.parametrize(
+    "stats",
+    ["max", "mean,shape,std", "l2,rms,zeros,numel", "mean,sketch", "histogram,sketch", "hash"],
+)
+def test_any_statistics_are_encoded_alike(stats, capture, tmp_path, by_python):
+    native = recorded(ordinary, tmp_path / "native.jsonl", stats=stats, capture=capture)
     by_python()
-    assert native == recorded(ordinary, tmp_path / "python.jsonl", stats=stats) != b""
+    python = recorded(ordinary, tmp_path / "python.jsonl", stats=stats, capture=capture)
+    assert native == python != b""
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
