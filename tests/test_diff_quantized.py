@@ -40,6 +40,38 @@ class Int8Linear(nn.Module):
         return nn.functional.linear(x, self.weight.float() * self.scale, self.bias)  # type: ignore[operator]
 
 
+class Int8Tensor(Tensor):
+    """A weight that says it is float32 and keeps int8, as torchao's do."""
+
+    def __new__(cls, weight: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+
+    def __init__(self, weight: Tensor) -> None:
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.numbers = (weight / self.scale).round().to(torch.int8)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is nn.functional.linear:
+            x, weight, bias = args
+            return nn.functional.linear(x, weight.numbers.float() * weight.scale, bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(function)
+
+
 def linears(net: nn.Module) -> list[tuple[str, nn.Linear]]:
     return [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
 
@@ -58,6 +90,11 @@ def int8(net: Net) -> None:
         setattr(net.get_submodule(parent), own_name, Int8Linear(layer))
 
 
+def wrapped_int8(net: Net) -> None:
+    for _, layer in linears(net):
+        layer.weight = nn.Parameter(Int8Tensor(layer.weight.data))
+
+
 def emulated_int8(net: Net) -> None:
     for _, layer in linears(net):
         layer.weight.data = rounded(layer.weight.data)
@@ -71,6 +108,10 @@ def emulated_fp8(net: Net) -> None:
 def one_layer_with_4_bits(net: Any) -> None:
     emulated_int8(net)
     net.blocks[1].up.weight.data = rounded(net.blocks[1].up.weight.data, levels=3)
+
+
+def one_other_weight(net: Any) -> None:
+    net.blocks[1].up.weight.data *= 1.01
 
 
 def another_activation(net: Any) -> None:
@@ -106,6 +147,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[An
     [
         (bfloat16, False, "bfloat16"),
         (int8, False, "int8"),
+        (wrapped_int8, False, "int8"),
         (emulated_int8, True, "quantized"),
         (emulated_fp8, True, "quantized"),
     ],
@@ -136,6 +178,10 @@ def test_equal_precision_has_no_ranking(recorded):
 def test_weights_that_no_type_calls_quantized_are_a_finding(recorded):
     report = otel_torch.diff(recorded(full), recorded(emulated_int8))
     assert (report.verdict, report.first.kind) == ("diverged", "weights")
+    assert "7 weights are off by about as much as each other" in report.warnings[0]
+    assert "--quantized" in report.warnings[0]
+    report = otel_torch.diff(recorded(full), recorded(one_other_weight))
+    assert (report.verdict, report.warnings) == ("diverged", [])
 
 
 def test_a_layer_of_fewer_bits_than_the_others_is_named(recorded):

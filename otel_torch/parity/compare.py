@@ -39,6 +39,7 @@ from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexch
 from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start
 from otel_torch.parity.lower_precision import (
     accept_rounded,
+    count_rounded,
     find_outliers,
     lower_side,
     quantized_dtype,
@@ -535,6 +536,11 @@ class _Comparison:
             self._warn(
                 "no inputs were recorded, so a module named here may only pass on a wrong input: "
                 "record both programs with OTEL_TORCH_CAPTURE=parity"
+            )
+        if not self._quantized and (rounded := count_rounded(self._match.parameters)):
+            self._warn(
+                f"{rounded} weights are off by about as much as each other, as if rounded to few "
+                "bits: if the port is quantized on purpose, compare with --quantized"
             )
         if self._findings.unsearched:
             self._warn(

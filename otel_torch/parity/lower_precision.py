@@ -30,6 +30,8 @@ _QUANTIZED = ("int8", "uint8", "int4", "uint4", "qint", "quint", "float8", "floa
 _FLOOR, _GROWTH, _CEILING = 6e-2, 10.0, 0.5
 # how much further than the median a weight may be off
 _OUTLIER = 4.0
+# so many weights, and half of all, show that a port may be quantized
+_FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,15 @@ def accept_rounded(pairs: Sequence[ParameterPair]) -> dict[int, ParameterPair]:
         if not pair.equal
         and (bool(quantized_dtype(pair.port)) or (pair.error is not None and pair.error <= limit))
     }
+
+
+def count_rounded(pairs: Sequence[ParameterPair]) -> int:
+    """Return how many weights are off alike, as if all were rounded to few bits; 0 if few are."""
+    errors = [pair.error for pair in pairs if _is_rounded(pair) and pair.error is not None]
+    matrices = sum(len(pair.reference[0].shape) > 1 for pair in pairs)
+    if len(errors) < max(_FEWEST, matrices / 2) or max(errors) > _OUTLIER * median(errors):
+        return 0
+    return len(errors)
 
 
 def _is_rounded(pair: ParameterPair) -> bool:

@@ -33,7 +33,7 @@ from otel_torch.statistics.reduce import reduce_scalars, split
 from otel_torch.statistics.row_layout import COLUMNS, MAX, MIN, SCALARS, VECTORS
 from otel_torch.statistics.sketch import prepare_tables, row_sketch, sketch
 from otel_torch.statistics.token_sketch import row_sketches
-from otel_torch.statistics.unwrap_tensor import Shard, Unwrapped, unwrap
+from otel_torch.statistics.unwrap_tensor import Shard, Unwrapped, dtype_name, unwrap
 from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 # columns that depend on the position of each element
@@ -176,7 +176,8 @@ def _measure_any(tensor: Tensor, plan: _RowPlan) -> Measurement:
                 plan = _without_parts(plan)  # its place is known, or there is only one
             if stored_numel and plan.columns:
                 row = _row(values, plan, shard)
-        return Measurement(row, plan.columns, stored_numel, numel, shape, str(tensor.dtype), shard)
+        dtype = dtype_name(tensor)
+        return Measurement(row, plan.columns, stored_numel, numel, shape, dtype, shard)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         say_once(f"a tensor of type {tensor.dtype} on {tensor.device} has no statistics: {reason}")

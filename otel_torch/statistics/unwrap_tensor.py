@@ -87,6 +87,21 @@ def unwrap(tensor: Tensor) -> Unwrapped:
     return Unwrapped(_if_readable(tensor), numel, shape, in_order=True)
 
 
+def dtype_name(tensor: Tensor) -> str:
+    """Return the type of a tensor's numbers: of a wrapper around quantized ones, that of those.
+
+    >>> dtype_name(torch.ones(1))
+    'torch.float32'
+    """
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if type(tensor) in _ORDINARY_TYPES or flatten is None:
+        return str(tensor.dtype)
+    names, _ = flatten()
+    inner = max((getattr(tensor, name) for name in names), key=torch.numel)
+    is_quantized = inner.itemsize == 1 and tensor.itemsize > 1
+    return dtype_name(inner) if is_quantized else str(tensor.dtype)
+
+
 def is_part(tensor: Tensor) -> bool:
     """Return whether other ranks have parts of a distributed tensor that this one has not."""
     distributed = sys.modules.get("torch.distributed.tensor")
