@@ -262,7 +262,7 @@ class _Comparison:
             return
         self._dtypes.port.add(port)
         if self._tolerance.rtol is None:
-            self._tolerance = tolerance_of(self._match.parameters)
+            self._tolerance = tolerance_of(self._match.parameters, port)
         self._match.replace_parameters(accept_rounded(self._match.parameters))
 
     # -- the forwards of both sides

@@ -26,6 +26,8 @@ from otel_torch.parity.tolerance import Tolerance, coarser, rounds_more
 # a quantized weight has at least so many elements; smaller tensors of bytes are tables and masks
 _SMALLEST_WEIGHT = 64
 _QUANTIZED = ("int8", "uint8", "int4", "uint4", "qint", "quint", "float8", "float4")
+# relative L2 error of normally distributed weights in a type, where it is more than int8's
+_ROUNDING = {"float8_e4m3": 0.026, "float8_e5m2": 0.053, "int4": 0.1, "uint4": 0.1}
 # errors of activations that 8 bits cause, relative L2, and how far the errors of weights may grow
 _FLOOR, _GROWTH, _CEILING = 6e-2, 10.0, 0.5
 # how much further than the median a weight may be off
@@ -90,10 +92,13 @@ def lower_side(dtypes: Sides[set[str]]) -> str | None:
     return "reference" if rounds_more(reference, port) else None
 
 
-def tolerance_of(pairs: Sequence[ParameterPair]) -> Tolerance:
-    """Return the limits of activations computed with quantized weights."""
+def tolerance_of(pairs: Sequence[ParameterPair], dtype: str) -> Tolerance:
+    """Return the limits of activations computed with quantized weights of a type."""
     errors = [pair.error for pair in pairs if _is_rounded(pair)]
     typical = median(error for error in errors if error is not None) if errors else 0.0
+    typical = max(
+        typical, *(error for name, error in _ROUNDING.items() if dtype.startswith(name)), 0
+    )
     return Tolerance(min(max(_FLOOR, _GROWTH * typical), _CEILING))
 
 
