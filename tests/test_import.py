@@ -216,6 +216,56 @@ def test_a_fault_of_the_port_is_named(imported, recorded, manifest, fault):
         assert first.module == module
 
 
+class FusedAttention(nn.Module):
+    """Has one projection where the reference has three, so that those have no counterpart."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        parts = (attention.q, attention.k, attention.v)
+        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), attention.o
+        self.qkv.weight.data = torch.cat([part.weight.data for part in parts])
+        self.qkv.bias.data = torch.cat([part.bias.data for part in parts])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        weights = (q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def attention_as_a_whole(tensors: dict[str, Any]) -> Manifest:
+    return [name for name in tensors if not name.endswith("attention/out")]
+
+
+def no_bias(port: Any) -> None:
+    port.blocks[1].attn.o.bias.data.zero_()
+
+
+@pytest.mark.parametrize(
+    ("fault", "module"),
+    [
+        (None, None), (epsilon, "layers_1.ln_2"), (no_bias, "layers_1.attention"),
+        (gelu, "layers_1.mlp.wo"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_in_a_right_block_has_none_in_a_later_one(
+    imported, tmp_path, fault, module
+):
+    port = make_port()
+    for block in port.blocks:
+        block.attn = FusedAttention(block.attn)  # type: ignore[union-attr]
+    if fault is not None:
+        fault(port)
+    assert bootstrap.start(jsonl=str(tmp_path / "port.jsonl"), capture="parity")
+    try:
+        with torch.no_grad():
+            port(torch.tensor(reference.inputs))
+    finally:
+        bootstrap.stop()
+    first = otel_torch.diff(imported(attention_as_a_whole), tmp_path / "port.jsonl").first
+    assert (first and first.module) == module
+
+
 class Embedding(Port):
     """Makes the input of the first block."""
 

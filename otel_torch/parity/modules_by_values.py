@@ -144,7 +144,9 @@ def _pair_in_order(equal: Pairs, expected: Pairs, outputs: Sides[list[Role]]) ->
     modules = outputs.map(lambda roles: [role.call.module_path for role in roles])
     if max(map(len, modules)) > _MOST_IN_ORDER:
         return {}
-    ends = Sides(_last(modules.reference, set(equal)), _last(modules.port, set(equal.values())))
+    equal_modules = Sides(set(equal), set(equal.values()))
+    ends = Sides(*map(_last, modules, equal_modules))
+    alone = Sides(*map(_without_equal, modules, equal_modules))
     expected_ports = set(expected.values())
 
     def score(index: int, port_index: int) -> float:
@@ -154,11 +156,28 @@ def _pair_in_order(equal: Pairs, expected: Pairs, outputs: Sides[list[Role]]) ->
         sizes = outputs.reference[index].value.numel, outputs.port[port_index].value.numel
         likeness = similarity(module[1], port[1])
         is_after = index > ends.reference and port_index > ends.port
-        may_differ = is_after or likeness >= _SIMILAR
+        is_alone = _fold(module) in alone.reference or _fold(port) in alone.port
+        may_differ = (is_after and not is_alone) or likeness >= _SIMILAR
         return 1.0 + likeness if may_differ and sizes[0] == sizes[1] else 0.0
 
     pairs = _best_order(len(modules.reference), len(modules.port), score)
     return {modules.reference[index]: modules.port[port_index] for index, port_index in pairs}
+
+
+def _without_equal(modules: Sequence[ModulePath], equal: set[ModulePath]) -> set[ModulePath]:
+    """Return the modules of blocks, before the last equal value, that return no equal value.
+
+    Names are folded: where `layers.0.q` has no counterpart, `layers.1.q` has none, either.
+    """
+    before = modules[: _last(modules, equal) + 1]
+    alone = {_fold(module) for module in before if _indices(module[1])}
+    return alone - {_fold(module) for module in before if module in equal}
+
+
+def _fold(module: ModulePath) -> ModulePath:
+    """Return a module with all indices in its name replaced."""
+    model, name = module
+    return model, _pattern(name, len(_indices(name)))
 
 
 def _last(modules: Sequence[ModulePath], among: set[ModulePath]) -> int:
