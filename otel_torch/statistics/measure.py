@@ -176,7 +176,7 @@ def _measure_any(tensor: Tensor, plan: _RowPlan) -> Measurement:
                 plan = _without_parts(plan)  # its place is known, or there is only one
             if stored_numel and plan.columns:
                 row = _row(values, plan, shard)
-        dtype = dtype_name(tensor)
+        dtype = dtype_name(tensor) if values is None else str(tensor.dtype)
         return Measurement(row, plan.columns, stored_numel, numel, shape, dtype, shard)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -97,7 +97,8 @@ def dtype_name(tensor: Tensor) -> str:
     if type(tensor) in _ORDINARY_TYPES or flatten is None:
         return str(tensor.dtype)
     names, _ = flatten()
-    inner = max((getattr(tensor, name) for name in names), key=torch.numel)
+    parts = (getattr(tensor, name) for name in names)
+    inner = max((part for part in parts if isinstance(part, Tensor)), key=torch.numel)
     is_quantized = inner.itemsize == 1 and tensor.itemsize > 1
     return dtype_name(inner) if is_quantized else str(tensor.dtype)
 
