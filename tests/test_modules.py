@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
+from otel_torch.sources.containers import Containers
 from otel_torch.sources.module_names import class_name, named_modules
 from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import PROGRAMS, lines, metadata, recording, run_ranks
@@ -619,3 +620,19 @@ def test_distributed_wrappers_are_looked_through(tmp_path, wrapper: str) -> None
         ]
         assert metadata(path)["rank"] == rank and metadata(path)["ended_cleanly"]
     assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_the_root_of_a_wide_sequential_is_found_in_linear_time(monkeypatch: pytest.MonkeyPatch):
+    """Each lookup of a module's root reads all modules of its container."""
+    lookups = Counter[str]()
+    original = Containers.root_of
+
+    def counting(self: Containers, module: nn.Module, ignore: nn.Module | None = None) -> nn.Module:
+        lookups["root_of"] += 1
+        return original(self, module, ignore)
+
+    monkeypatch.setattr(Containers, "root_of", counting)
+    with recording() as sink:
+        nn.Sequential(*(nn.ReLU() for _ in range(50)))(X)
+    assert lookups["root_of"] < 5
+    assert len(sink.rows("module")) == 51

@@ -70,14 +70,17 @@ class Containers:
         `vgg.features[:16](x)` makes a new Sequential for every call, whose modules all belong to
         `vgg`. Calls pass through it, and no record names it.
         """
-        if type(container) is not nn.Sequential or not container._modules:
+        if type(container) is not nn.Sequential:
             return None
-        children = [child for child in container._modules.values() if child is not None]
-        roots = [self.root_of(child, ignore=container) for child in children]
-        root = roots[0]
-        if any(other is not root for other in roots) or any(root is child for child in children):
-            return None
-        return root
+        common: nn.Module | None = None
+        for child in container._modules.values():
+            if child is None:
+                continue
+            root = self.root_of(child, ignore=container)
+            if root is child or root is not (common or root):
+                return None  # at the first: finding a root takes as long as its container is wide
+            common = root
+        return common
 
     def root_of(self, module: nn.Module, ignore: nn.Module | None = None) -> nn.Module:
         """Return the outermost container of a module, found without `ignore`."""
