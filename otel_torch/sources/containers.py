@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.module_names import parts
+from otel_torch.sources.module_names import children_of, parts
 from otel_torch.sources.uncalled_roots import running_owner
 
 
@@ -73,9 +73,7 @@ class Containers:
         if type(container) is not nn.Sequential:
             return None
         common: nn.Module | None = None
-        for child in container._modules.values():
-            if child is None:
-                continue
+        for child in children_of(container).values():
             root = self.root_of(child, ignore=container)
             if root is child or root is not (common or root):
                 return None  # at the first: finding a root takes as long as its container is wide
