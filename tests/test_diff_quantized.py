@@ -220,3 +220,29 @@ def test_the_option_says_that_a_port_is_quantized(recorded, capsys):
     paths = [str(recorded(full)), str(recorded(emulated_int8))]
     assert main(["diff", *paths]) == 1
     assert main(["diff", *paths, "--quantized"]) == 0
+
+
+def test_an_error_that_later_modules_even_out_is_no_match_without_a_word(tmp_path):
+    """A norm removes the wrong scale that another norm has made, up to the rounding of bfloat16."""
+
+    def recorded(name: str, eps: float, dtype: torch.dtype) -> Path:
+        torch.manual_seed(0)
+        layers = (nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64, bias=False))
+        net = nn.Sequential(*layers, nn.LayerNorm(64)).to(dtype)
+        net[1].eps = eps
+        assert bootstrap.start(jsonl=str(tmp_path / name), capture="parity")
+        try:
+            with torch.no_grad():
+                net(10 * torch.randn(4, 10, 64).to(dtype))
+        finally:
+            bootstrap.stop()
+        return tmp_path / name
+
+    reference = recorded("full.jsonl", 1e-5, torch.float32)
+    clean = otel_torch.diff(reference, recorded("clean.jsonl", 1e-5, torch.bfloat16))
+    assert (clean.verdict, clean.warnings) == ("match", [])
+    report = otel_torch.diff(reference, recorded("fault.jsonl", 10.0, torch.bfloat16))
+    assert report.verdict == "match"
+    (warning,) = report.warnings
+    assert warning.startswith("compare in float32: 1 adds an error of 0.")
+    assert "bfloat16 does not explain" in warning

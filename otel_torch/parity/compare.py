@@ -40,6 +40,7 @@ from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_s
 from otel_torch.parity.lower_precision import (
     accept_rounded,
     count_rounded,
+    describe_evened_out,
     find_outliers,
     lower_side,
     quantized_dtype,
@@ -527,9 +528,13 @@ class _Comparison:
         dtypes = self._dtypes.port if side == "port" else self._dtypes.reference
         precision = rank_modules(side, dtypes, report.compared, report.isolated)
         report.lower_precision = precision
-        if self._quantized and not self._findings.faults:
+        if self._findings.faults:
+            return
+        if self._quantized:
             limit = self._tolerance.base(())
             self._findings.faults += find_outliers(precision, report.compared, limit)
+        elif (warning := describe_evened_out(precision)) is not None:
+            self._warn(warning)
 
     def _add_warnings(self) -> None:
         if self._findings.faults and not self._coverage.has_inputs:

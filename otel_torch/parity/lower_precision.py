@@ -198,6 +198,23 @@ def find_outliers(
     ]
 
 
+def describe_evened_out(precision: LowerPrecision) -> str | None:
+    """Say which module adds far more than rounding to 16 bits, though what follows matches.
+
+    A norm or a softmax may even it out: because this is how the programs are written, or because
+    the fault is small enough to hide in the rounding. Two recordings cannot tell.
+    """
+    outliers = [error for error in precision.modules if error.added > _FLOOR]
+    if not outliers:
+        return None
+    worst, others = outliers[0], len(outliers) - 1
+    return (
+        f"compare in float32: {worst.module} adds an error of {worst.added:.2g}"
+        + (f" ({others} more modules likewise)" if others else "")
+        + f", which {precision.dtype} does not explain, though later modules even it out"
+    )
+
+
 def _added(
     inputs: Sequence[ComparedPair], outputs: Sequence[ComparedPair], measured: bool
 ) -> AddedError:
