@@ -284,3 +284,31 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 def screen(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("seed", "rate", "kind"), [(1, 0.2, None), (2, 0.2, "random_stream"), (2, 0.6, "")]
+)
+def test_active_dropout_of_both_programs(
+    tmp_path: Path, seed: int, rate: float, kind: str | None
+) -> None:
+    def recorded(name: str, seed: int, rate: float) -> Path:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(rate)).train()
+        inputs = torch.randn(20, 32)
+        bootstrap.start(jsonl=str(tmp_path / name), capture="parity")
+        try:
+            torch.manual_seed(seed)
+            net(inputs)
+        finally:
+            bootstrap.stop()
+        return tmp_path / name
+
+    report = otel_torch.diff(recorded("one.jsonl", 1, 0.2), recorded("other.jsonl", seed, rate))
+    if kind is None:
+        assert report.verdict == "match"
+        return
+    cause = report.first.cause
+    assert (report.first.module, "" if cause is None else cause.kind) == ("1", kind)
+    if kind:
+        assert "fallback_random" in cause.text

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_torch.parity.call_graph import Role
 from otel_torch.parity.diagnosis.clues import Clues
 from otel_torch.parity.finding import Cause
 
@@ -24,6 +25,8 @@ _LEAST_ROUNDING, _MOST_ROUNDING = 0.25, 0.65
 # two numbers that rounding alone keeps apart (relative)
 _SAME = 1e-5
 _FEWEST = 8
+# so far from 1 may the ratio of two sums of squares be by chance, times the root of their number
+_CHANCE = 8.0
 # the part of the elements that are rounded as usual; the smallest ones lose more bits
 _MOST = 0.9
 
@@ -84,7 +87,7 @@ def _relative_error(clues: Clues) -> float:
 
 
 def dropout_module(clues: Clues) -> Cause | None:
-    """The tensor is the output of a dropout module that changes its input in one program."""
+    """The tensor is the output of a dropout module that is active in one program, or in both."""
     role, port_role = clues.role, clues.port_role
     if role is None or port_role is None or port_role.side != "output":
         return None
@@ -94,6 +97,8 @@ def dropout_module(clues: Clues) -> Cause | None:
         all(given.value is not side.value for given in side.call.inputs)
         for side in (role, port_role)
     ]
+    if all(is_active) and role.call.cls == port_role.call.cls:
+        return _other_random_numbers(clues, port_role)
     if is_active[0] == is_active[1]:
         return None
     if clues.elements is not None:
@@ -104,6 +109,20 @@ def dropout_module(clues: Clues) -> Cause | None:
     name = port_role.call.module or port_role.call.model
     text = f"dropout is active in the {owner} ({name}): it is in training mode"
     return Cause("dropout", clues.elements is not None, text)
+
+
+def _other_random_numbers(clues: Clues, port_role: Role) -> Cause | None:
+    """Both programs drop at one rate: the squares of what is left differ by chance alone."""
+    reference, port = clues.reference, clues.port
+    squares = (port.statistic("l2") / reference.statistic("l2")) ** 2
+    if not abs(squares - 1) < _CHANCE / math.sqrt(reference.numel):
+        return None
+    name = port_role.call.module or port_role.call.model
+    text = (
+        f"{name} drops other elements: the programs draw other random numbers, as they do with "
+        "another seed, or in compiled code without torch._inductor.config.fallback_random"
+    )
+    return Cause("random_stream", False, text)
 
 
 def dropout(clues: Clues) -> Cause | None:
