@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def test_a_model_costs_the_same_however_many_there_were(capture: str) -> None:
         late_work, late_objects = batch(600)
     assert late_work <= early_work * 1.05
     assert late_objects - early_objects < 200
+
+
+def test_a_model_that_is_dropped_is_gone_before_the_garbage_collector_runs() -> None:
+    with recording(capture="parity"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        reference = weakref.ref(model)
+        gc.collect()
+        gc.disable()
+        try:
+            model(X)
+            del model
+            assert reference() is None
+        finally:
+            gc.enable()
 
 
 def test_models_that_are_gone_are_counted(tmp_path: Path) -> None:

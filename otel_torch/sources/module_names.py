@@ -195,21 +195,25 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     ['', '0']
     """
     named: list[tuple[str, nn.Module]] = []
-
-    def walk(module: nn.Module, name: str, enclosing: frozenset[int]) -> None:
-        inner = wrapped(module)
-        if inner is not None:
-            if id(inner) not in enclosing:
-                walk(inner, name, enclosing | {id(module)})
-            return
-        named.append((name, module))
-        enclosing |= {id(module)}
-        for key, child in parts(module):
-            if id(child) not in enclosing:
-                walk(child, f"{name}.{key}" if name else key, enclosing)
-
-    walk(root, "", frozenset())
+    _add_named_modules(named, root, "", frozenset())
     return named
+
+
+# not inside of the above: a function that refers to itself would keep the modules until the garbage
+# collector runs
+def _add_named_modules(
+    named: list[tuple[str, nn.Module]], module: nn.Module, name: str, enclosing: frozenset[int]
+) -> None:
+    inner = wrapped(module)
+    if inner is not None:
+        if id(inner) not in enclosing:
+            _add_named_modules(named, inner, name, enclosing | {id(module)})
+        return
+    named.append((name, module))
+    enclosing |= {id(module)}
+    for key, child in parts(module):
+        if id(child) not in enclosing:
+            _add_named_modules(named, child, f"{name}.{key}" if name else key, enclosing)
 
 
 def all_modules(root: nn.Module) -> Iterator[nn.Module]:

@@ -32,7 +32,7 @@ _CAPTURES = ({"outputs"}, {"inputs", "outputs"}, {"parity", *INCLUDED_CAPTURES["
 Observe = Callable[..., bool | None]
 
 
-class Place(NamedTuple):
+class ModulePlace(NamedTuple):
     """Where a module's calls are observed; `observer.c` reads these fields.
 
     forward: address of the model's `ForwardState`. queue: the recorder's pending rows. wanted: what
@@ -77,7 +77,7 @@ class NativeObserver:
             next_index: the clock of calls.
         """
         self.enter = self.leave = _leave_to_python
-        self.place_of: Callable[[ModuleSite], Place | None] = lambda site: None
+        self.place_of: Callable[[ModuleSite], ModulePlace | None] = lambda site: None
         kernel, wanted = cpu_kernel.load(), flags_for(columns)
         functions = None if kernel is None else kernel.objects
         if functions is None or wanted is None or not _suffices_for(session.settings):
@@ -108,9 +108,9 @@ class NativeObserver:
             "counts_changes",
         )
 
-        def place_of(site: ModuleSite) -> Place:
+        def place_of(site: ModuleSite) -> ModulePlace:
             module = site.module() if reader.parity else None
-            return Place(
+            return ModulePlace(
                 site.model.forward_state.address,
                 site,
                 site.names,
