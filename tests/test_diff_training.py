@@ -43,6 +43,13 @@ BACKWARD = {
     "detached residual": ("backward", 0, "blocks.1", "grad_in[0]", None),
     "hook between modules": ("backward", 0, "blocks.0.up", "grad", "scaled"),
     "hook on a parameter": ("backward", 0, "blocks.1.attn.v", "param_grad.weight", "scaled"),
+    "loss scale of a parameter": (
+        "backward",
+        0,
+        "blocks.1.attn.v",
+        "param_grad.weight",
+        "scaled",
+    ),
     "frozen": ("backward", 0, "blocks.0.norm2", "param_grad.bias", "frozen"),
     "untied": ("backward", 0, "head", "param_grad.weight", "untied"),
 }
@@ -98,6 +105,7 @@ CLEAN = (
     "for-loop",
     "fused",
     "accumulated",
+    "loss scale",
 )
 
 

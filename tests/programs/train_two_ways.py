@@ -145,12 +145,20 @@ for step in range(4):
         loss = cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten())
         if kind == "accumulated":
             loss = loss / accumulated
+        if kind.startswith("loss scale"):
+            loss = 8 * loss
         if kind == "loss":
             loss = loss * 12 / 13
         if kind == "smoothed loss":
             target = part[:, 1:].flatten()
             loss = cross_entropy(logits.flatten(0, 1), target, label_smoothing=0.1)
         loss.backward()
+    if kind.startswith("loss scale"):
+        is_kept = kind == "loss scale of a parameter"
+        kept = model.blocks[1].attn.v.weight if is_kept else None
+        for parameter in model.parameters():
+            if parameter is not kept:
+                parameter.grad /= 8
     max_norm = {"clipped": 0.1, "clipped to another norm": 0.2}.get(kind)
     if max_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -23,7 +23,7 @@ from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.gradients import NOISE_ALONE, GradientComparison, GradientPair
-from otel_torch.parity.training.judge_gradients import judge_gradients
+from otel_torch.parity.training.judge_gradients import RightStep, judge_gradients
 from otel_torch.parity.training.judge_updates import (
     describe_hidden_settings,
     judge_skipped,
@@ -165,6 +165,7 @@ class _TrainingComparison:
         self._optimizers = recordings.map(lambda recording: OptimizerTable(recording.meta))
         self._updates: dict[str, UpdateComparison] = {}
         self._gradient_errors: dict[TrainedPair, float] = {}
+        self._right_before: dict[str, RightStep] = {}  # the latest right step of each model
         self._compared: set[str] = set()  # models that had a step
 
     def add(self, steps: Sides[RecordedStep], noise: RecordedStep | None) -> None:
@@ -190,7 +191,11 @@ class _TrainingComparison:
             return []
         drift = report.drift_before(steps.reference.model, steps.reference.position)
         comparison = GradientComparison(steps, noise, self._tolerance, drift)
-        verdict = judge_gradients(context, comparison.of_parameters(pairs), comparison)
+        model = steps.reference.model
+        parameters = comparison.of_parameters(pairs)
+        verdict = judge_gradients(context, parameters, comparison, self._right_before.get(model))
+        if verdict.finding is None:
+            self._right_before[model] = context, comparison
         report.pairs += verdict.compared
         report.first = verdict.finding
         if verdict.same_batch:

@@ -73,10 +73,10 @@ class GradientPair:
 
     def divided_by(self, factor: float) -> GradientPair:
         """Return the pair with the port's gradient divided by a number, as by clipping."""
-        if self.state not in ("right", "wrong") or not self.trained:
+        if self.state not in ("right", "wrong"):
             return self
         port = [tensor.divided_by(factor) for tensor in self.port]
-        gap = distance(self.reference, port, self.trained.in_order)
+        gap = distance(self.reference, port, self.trained is None or self.trained.in_order)
         size = norm_of(self.reference)
         if gap is None or not size:
             return self

@@ -57,6 +57,9 @@ _OTHER_CLIP = (
 )
 
 
+RightStep = tuple[StepContext, GradientComparison]
+
+
 @dataclass(slots=True)
 class GradientVerdict:
     """The judgment of the gradients of a step.
@@ -74,12 +77,16 @@ class GradientVerdict:
 
 
 def judge_gradients(
-    context: StepContext, parameters: list[GradientPair], comparison: GradientComparison
+    context: StepContext,
+    parameters: list[GradientPair],
+    comparison: GradientComparison,
+    right_before: RightStep | None = None,
 ) -> GradientVerdict:
     """Judge the gradients of one step.
 
     Args:
         parameters: Those of the parameters, in the order of the backward pass.
+        right_before: The latest step whose gradients of parameters were right, if any.
     """
     grow(parameters)
     known = [pair for pair in parameters if not _is_left_to_updates(context, pair)]
@@ -95,7 +102,9 @@ def judge_gradients(
         unscaled = known  # the backward pass itself is off by the factor, from some place on
         finding = _first_finding(context, known, outputs)
     else:
-        finding = _first_finding(context, unscaled, outputs)
+        finding = _first_finding(
+            context, unscaled, _without_loss_scale(outputs, unscaled, right_before)
+        )
     same_batch = any(pair.state == "right" and pair.is_telling for pair in unscaled)
     return GradientVerdict(parameters, finding, same_batch, len(known) + len(outputs))
 
@@ -136,6 +145,27 @@ def _common_factor(pairs: Sequence[GradientPair]) -> float | None:
     if len(unscaled - scaled) >= _NOT_CLIPPED:
         return None
     return best if len(scaled) > max(1, len(unscaled)) else None
+
+
+def _without_loss_scale(
+    outputs: Sequence[GradientPair],
+    parameters: Sequence[GradientPair],
+    right_before: RightStep | None,
+) -> Sequence[GradientPair]:
+    """Return the gradients of outputs without a factor that did no harm.
+
+    A loss scale that is divided out after the backward pass is a factor of all of them, where
+    most gradients of parameters are right, or all were in an earlier step.
+    """
+    telling = [pair for pair in parameters if pair.is_telling]
+    right = sum(pair.state == "right" for pair in telling)
+    factor = None
+    if right >= _NOT_CLIPPED and 2 * right > len(telling):
+        factor = _common_factor(outputs)
+    elif right_before is not None:
+        context, comparison = right_before
+        factor = _common_factor(comparison.of_outputs(context.matched))
+    return outputs if factor is None else [pair.divided_by(factor) for pair in outputs]
 
 
 def _is_off_by(factor: float, pair: GradientPair) -> bool:
