@@ -14,6 +14,7 @@ from otel_torch.parity.layouts.mesh_layout import is_on_mesh, recognize_on_mesh
 from otel_torch.parity.layouts.padded_tables import PaddedTables
 from otel_torch.parity.layouts.rank_rows import RankRow, TensorPlace
 from otel_torch.parity.layouts.wrong_part import find_wrong_parts
+from otel_torch.parity.layouts.wrong_places import Biases, describe_wrong
 from otel_torch.statistics.sketch import sketch
 
 PARAMETERS = [f"layers.{index}" for index in range(6)]
@@ -96,6 +97,97 @@ def test_gradients_that_are_right_are_not_scaled():
     find_unscaled(judged)
     assert not any(entry.is_wrong or entry.unreduced for entry in judged)
     assert describe_all_gradients(judged, {}) == {}
+
+
+def test_gradients_that_others_are_made_of_may_be_clipped_afterwards():
+    places = gradients(20.0, 20.0, term="layers.2")
+    judged = judge_places(places, 2)
+    find_unscaled(judged, are_used_elsewhere=True)
+    assert not any(entry.is_wrong or entry.unreduced for entry in judged)
+
+
+def test_a_rank_that_scales_its_gradients_alone_is_the_wrong_one():
+    judged = judge_places(gradients(1.0, 0.5), 2)
+    find_unscaled(judged)
+    assert {entry.layout.wrong for entry in judged} == {1}
+
+
+def test_equal_values_of_all_ranks_are_no_terms_of_a_sum():
+    whole = random(1, 8, 8)
+    (judged,) = judge_places([place("up", "out", "forward", whole, whole / 2, whole / 2)], 2)
+    assert not judged.unreduced
+    cause = describe_wrong(judged, Biases()).cause
+    assert cause is not None
+    assert cause.kind == "averaged_twice"
+
+
+@pytest.mark.parametrize(
+    ("factor", "kind"),
+    [(0.5, "averaged_twice"), (2.0, "reduced_twice"), (1.0, "bias_on_each_rank")],
+)
+def test_a_bias_is_any_only_vector_of_a_module(factor, kind):
+    product, bias, biases = random(1, 8, 16), random(2, 16), Biases()
+    (attached,) = judge_places([place("down", "param.shift", "attach", bias, bias, bias)], 2)
+    biases.learn(attached)
+    held = factor * product + (2 * bias if factor == 1 else bias)
+    (judged,) = judge_places([place("down", "out", "forward", product + bias, held, held)], 2)
+    cause = describe_wrong(judged, biases).cause
+    assert cause is not None
+    assert cause.kind == kind
+
+
+def test_a_sum_is_no_fault_where_the_gradients_of_its_module_are_reduced():
+    whole, own = random(1, 4, 8), random(2, 4, 8)
+    weight, other = random(3, 8, 8), random(4, 8, 8)
+    judged = judge_places(
+        [
+            place("text", "grad", "backward", whole, own, whole - own),
+            place("image", "grad", "backward", other, *random(5, 8, 8).chunk(2)),
+            place("text", "param_grad.weight", "backward", weight, weight, weight),
+        ],
+        2,
+    )
+    assert [entry.is_wrong for entry in judged] == [False, True, False]
+
+
+def test_a_gradient_that_is_not_added_up_is_marked_where_the_terms_begin():
+    ids, whole, own = random(0, 4, 8), random(1, 4, 8), random(2, 4, 8)
+    head, weight, own_weight = random(3, 4, 8), random(4, 8, 8), random(5, 8, 8)
+    judged = judge_places(
+        [
+            place("", "in[0]", "forward", ids, ids, ids),
+            place("head", "grad", "backward", head, *head.chunk(2, 1)),
+            place("norm", "grad", "backward", whole, own, whole - own),
+            place("norm", "param_grad.weight", "backward", weight, own_weight, weight - own_weight),
+        ],
+        2,
+    )
+    assert [entry.unreduced for entry in judged] == [False, False, True, True]
+
+
+def test_gradients_of_experts_on_two_ranks_each_may_be_larger():
+    ids, whole = random(0, 8, 6), random(1, 4, 8)
+    parts = ids.chunk(2)
+    judged = judge_places(
+        [
+            place("", "in[0]", "forward", ids, parts[0], parts[0], parts[1], parts[1]),
+            place("expert", "grad", "backward", whole, 2 * whole, 2 * whole),
+        ],
+        4,
+    )
+    assert not any(entry.is_wrong for entry in judged)
+
+
+def test_inputs_that_were_cut_in_order_once_are_not_in_another_one_later():
+    def step(*parts):
+        judged = judge_places([place("", "in[0]", "forward", whole, *parts)], 2, (), 1, in_order)
+        return judged[0].is_wrong
+
+    whole, in_order = random(1, 8, 6), set()
+    first, second = whole.chunk(2)
+    assert not step(second, first)  # another cut
+    assert not step(first, second)
+    assert step(second, first)
 
 
 def judged_parts(*wrong: int) -> list[JudgedPlace]:

@@ -2,7 +2,8 @@
 
 Each rank counts its calls on its own. The first rank's numbers are spread out, and calls that it
 does not have (a later stage of a pipeline, another rank's expert) are put into the gap before the
-end of the call that encloses them. Several stages of a rank count as ranks of their own.
+end of the call that encloses them, or after the last one of the step. Several stages of a rank
+count as ranks of their own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ class CallNumbers:
 
     Args:
         rows: The rows of all ranks.
+        are_in_time: Whether forwards of all ranks are numbered as those of one process already.
     """
 
-    def __init__(self, rows: Iterable[RankRow]) -> None:
+    def __init__(self, rows: Iterable[RankRow], are_in_time: bool = False) -> None:
         self._first: dict[_CallKey, list[int]] = {}
         # (index of the stage, entry) -> call, and the entry of the call around it
         self._calls: dict[tuple[int, int], tuple[_CallKey, int | None]] = {}
@@ -35,6 +37,8 @@ class CallNumbers:
             by_stage.setdefault(rank_row.stage, []).append(rank_row)
         self._indices = {stage: index for index, stage in enumerate(sorted(by_stage))}
         self._count = max(len(by_stage), 1)
+        self._end = 0  # the last number of the first rank, multiplied
+        self._starts: dict[int, int] = {}  # index of a stage -> its first number
         for stage, index in self._indices.items():
             for rank_row in by_stage[stage]:
                 row = rank_row.row
@@ -42,8 +46,12 @@ class CallNumbers:
                 if not order or order[0] is None or order[1] is None:
                     continue
                 call = tuple(row.get(name) for name in _CALL)
+                self._starts[index] = min(order[0], self._starts.get(index, order[0]))
+                if not index:
+                    self._end = max(self._end, _GAP * order[1])
                 self._calls[index, order[0]] = call, row.get("parent")
-                self._first.setdefault(call, order if not index else [])
+                is_first = not index or (are_in_time and row.get("parent") is None)
+                self._first.setdefault(call, order if is_first else [])
 
     def renumber(self, owner: RankRow) -> Row:
         """Return a row with numbers that are unique among all ranks."""
@@ -81,4 +89,5 @@ class CallNumbers:
             if self._first[call]:
                 return _GAP * self._first[call][1] - _GAP + index * _GAP // self._count - around
             around = parent
-        return index * _VALUE_STRIDE * _GAP // 2**10
+        # between its last number in this step and the first one of the next step
+        return self._end + index * _GAP // self._count - self._starts[index]

@@ -34,12 +34,16 @@ Terms = list[tuple[RankRow, Sketch]]
 _FEW = 4
 
 
-def find_unscaled(judged: Sequence[JudgedPlace]) -> None:
-    """Judge the wrong gradients of a step without the factors that the ranks multiplied by."""
+def find_unscaled(judged: Sequence[JudgedPlace], are_used_elsewhere: bool = False) -> None:
+    """Judge the wrong gradients of a step without the factors that the ranks multiplied by.
+
+    Args:
+        are_used_elsewhere: Whether optimizers use others that are made of these, and scaled.
+    """
     for entries in _gradients_by_model(judged).values():
         scales = _scales_of_ranks(entries)
         if scales and not _scale_activations(judged, scales, entries[0].place.key):
-            _divide(entries, scales)
+            _divide(entries, scales, are_used_elsewhere)
 
 
 def describe_all_gradients(
@@ -177,13 +181,16 @@ def _ways_to_add_up(entry: JudgedPlace) -> Iterator[Terms]:
         yield [(row, term / layout.scale) for row, term in zip(rows, terms, strict=True)]
 
 
-def _divide(entries: Sequence[JudgedPlace], scales: dict[int, float]) -> None:
+def _divide(
+    entries: Sequence[JudgedPlace], scales: dict[int, float], are_used_elsewhere: bool
+) -> None:
     """Recognize wrong gradients by their rows times the scales.
 
     A sum that is right then was not reduced. What is off by different factors on the ranks gets
     that of one rank, which is off by most, so that it is off by one number everywhere.
     """
     common = max((1 / scale for scale in scales.values()), key=lambda factor: abs(factor - 1))
+    wrong = [rank for rank, scale in scales.items() if abs(scale - 1) > _SAME]
     differ = max(scales.values()) - min(scales.values()) > _SAME * max(scales.values())
     for entry in entries:
         reference, layout = entry.place.reference, entry.layout
@@ -199,6 +206,14 @@ def _divide(entries: Sequence[JudgedPlace], scales: dict[int, float]) -> None:
             continue
         unscaled_layout = recognize(reference, unscaled)
         if unscaled_layout.is_wrong:
+            continue
+        if are_used_elsewhere:
+            entry.rows, entry.layout = unscaled, unscaled_layout
+            continue
+        if len(wrong) == 1 and len(scales) > 1 and unscaled_layout.kind != "sum":
+            # the other ranks are right as they are
+            index = next((i for i, row in enumerate(entry.rows) if row.rank == wrong[0]), None)
+            entry.layout = replace(unscaled_layout, error=abs(common - 1), wrong=index)
             continue
         if unscaled_layout.kind == "sum":
             entry.layout, entry.unreduced = unscaled_layout, True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from otel_torch.parity.layouts.rank_layout import (
     cuts,
     holders,
     recognize,
-    relative_distance,
     terms_of,
 )
 from otel_torch.parity.layouts.rank_rows import (
@@ -28,6 +27,7 @@ from otel_torch.parity.layouts.rank_rows import (
     TensorPlace,
 )
 
+TensorName = tuple[str, str, str]  # model, module, tensor
 _ACTIVATION_PHASES = (*FORWARD_PHASES, "backward")
 # how closely the ranks differ by their terms, relative
 _ADDED = 0.02
@@ -158,26 +158,36 @@ def judge_places(
     places: Sequence[TensorPlace],
     count: int,
     passes: Sequence[Callable[[Sequence[JudgedPlace]], None]] = (),
+    groups: int = 1,
+    in_order: set[TensorName] | None = None,
 ) -> list[JudgedPlace]:
     """Return the places of a step with their layouts.
 
     Args:
         count: The number of all ranks.
         passes: What corrects layouts by what was seen in earlier steps, too.
+        groups: Among how many groups of ranks the calls of one process are divided.
+        in_order: The inputs of models that earlier steps cut in the order of the ranks. Those of
+            this step are added.
     """
     judged = [_judge(place, count) for place in places]
-    if any(map(_is_reordered_input, judged)):
+    cut = set() if in_order is None else in_order
+    # a program cuts its batches alike in all steps
+    if any(_is_reordered_input(entry) and entry.place.key[:3] not in cut for entry in judged):
         _forget_order(judged, count)
+    cut |= {entry.place.key[:3] for entry in judged if _is_input_in_order(entry)}
     if _have_same_inputs(judged):
         _expect_one_loss(judged)
     _compare_loss_with_gradients(judged)
-    _accept_larger_gradients(judged, count)
+    _accept_larger_gradients(judged, count, groups)
     _set_aside_own_scalars(judged)
     for correct in passes:
         correct(judged)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
             _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
+    if _have_same_inputs(judged):
+        _mark_first_gradient(judged)
     return judged
 
 
@@ -212,6 +222,14 @@ def _is_reordered_input(entry: JudgedPlace) -> bool:
     return entry.reordered_row is None
 
 
+def _is_input_in_order(entry: JudgedPlace) -> bool:
+    _, module, tensor, *_ = entry.place.key
+    layout = entry.layout
+    if module or not tensor.startswith("in") or layout is None or layout.is_wrong:
+        return False
+    return layout.kind == "parts" and layout.has_sketches
+
+
 def _forget_order(judged: Sequence[JudgedPlace], count: int) -> None:
     """Compare parts of activations without their order, as the batch has been cut in another."""
     for entry in judged:
@@ -221,28 +239,35 @@ def _forget_order(judged: Sequence[JudgedPlace], count: int) -> None:
             entry.rows, entry.layout = recognize_on_mesh(reference, entry.rows, count)
 
 
-def _accept_larger_gradients(judged: Sequence[JudgedPlace], count: int) -> None:
-    """Accept gradients inside modules of single ranks, such as experts, of a mean over own tokens.
+def _accept_larger_gradients(judged: Sequence[JudgedPlace], count: int, groups: int) -> None:
+    """Accept gradients inside modules of some ranks, such as experts, of a mean over own tokens.
 
     Each rank averages the loss over its part of the batch: that of two ranks is twice as large. An
-    expert has the tokens of both, and the gradients of its parameters are divided afterwards.
+    expert has the tokens of both, and the gradients of its parameters are divided afterwards. If
+    ranks divide microbatches among them, each averages over fewer, and so is its loss larger.
     """
-    replicas = max((max(_cuts_of_input(entry), _means(entry)) for entry in judged), default=1)
-    if replicas == 1:
+    replicas = {groups}
+    if groups == 1:
+        replicas = {number for entry in judged for number in (_cuts_of_input(entry), _means(entry))}
+    larger = sorted(replicas - {1})
+    if not larger:
         return
     for entry in judged:
         *_, tensor, _, _, _, phase, _ = entry.place.key
         reference, layout = entry.place.reference, entry.layout
-        if phase != "backward" or tensor.startswith(PARAMETER_GRADIENT) or len(entry.rows) > 1:
+        is_inside = phase == "backward" and not tensor.startswith(PARAMETER_GRADIENT)
+        if not is_inside and not (groups > 1 and tensor == "loss"):
             continue
         if reference is None or layout is None or not layout.is_wrong or count == 1:
             continue
-        sketch = entry.rows[0].sketch
-        if sketch is None or reference.sketch is None or layout.kind != "whole":
+        if groups == 1 and (len(entry.rows) == count or layout.kind != "whole"):
             continue
-        error = relative_distance(sketch / replicas, reference.sketch, reference.l2)
-        if error <= layout.limit:
-            entry.layout = replace(layout, error=error, scale=1 / replicas, wrong=None)
+        for number in larger:
+            rows = [row.times(1 / number) for row in entry.rows]
+            layout = recognize(reference, rows, can_add_up=groups > 1)
+            if not layout.is_wrong:
+                entry.rows, entry.layout = rows, layout
+                break
 
 
 def _cuts_of_input(entry: JudgedPlace) -> int:
@@ -345,6 +370,7 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
     """
     sums: list[JudgedPlace] = []
     before: list[JudgedPlace] = []  # those directly before the place
+    reduced = _modules_with_right_gradients(places)
     is_over = False
     for entry in places:
         layout = entry.layout
@@ -356,6 +382,8 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             entry.unreduced = layout.kind == "sum" and not layout.is_wrong
         elif is_over:
             continue
+        elif layout.kind == "sum" and entry.place.key[:2] in reduced:
+            continue  # of rows that each rank has its own of, as the gradients of parameters show
         elif layout.kind == "sum" and layout.has_sketches and not layout.is_wrong:
             sums.append(entry)
             before.append(entry)
@@ -368,6 +396,45 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             before = []
     if not is_over and places and places[0].place.key[-2] in FORWARD_PHASES:
         _mark(before)
+
+
+def _mark_first_gradient(judged: Sequence[JudgedPlace]) -> None:
+    """Mark the first gradient of which each rank has a term, if all that follow are terms, too.
+
+    Ranks that compute the same batch have the same gradients; those of own rows are another case.
+    """
+    backward = [entry for entry in judged if entry.place.key[-2] == "backward"]
+    inside = [entry for entry in backward if not entry.place.key[2].startswith(PARAMETER_GRADIENT)]
+    kinds = [_is_right_sum(entry) for entry in inside]
+    if True not in kinds:
+        return
+    first = kinds.index(True)
+    modules = {entry.place.key[:2] for entry in inside[first:]}
+    gradients = [
+        entry
+        for entry in backward
+        if entry.place.key[2].startswith(PARAMETER_GRADIENT) and entry.place.key[:2] in modules
+    ]
+    # a part of a parameter gets only the rank's own term, too, which is wrong
+    if gradients and all(kinds[first:]) and all(entry.is_wrong for entry in gradients):
+        _mark(inside[first:])
+
+
+def _is_right_sum(entry: JudgedPlace) -> bool:
+    layout = entry.layout
+    return layout is not None and layout.kind == "sum" and not layout.is_wrong
+
+
+def _modules_with_right_gradients(places: Sequence[JudgedPlace]) -> set[tuple[str, str]]:
+    """Return (model, module) whose parameters have right gradients, reduced over the ranks."""
+    are_right: dict[tuple[str, str], bool] = {}
+    for entry in places:
+        model, module, tensor, *_ = entry.place.key
+        layout = entry.layout
+        if tensor.startswith(PARAMETER_GRADIENT) and layout is not None:
+            is_right = layout.kind == "whole" and not layout.is_wrong
+            are_right[model, module] = are_right.get((model, module), True) and is_right
+    return {name for name, is_right in are_right.items() if is_right}
 
 
 def expect_no_reduction(judged: Sequence[JudgedPlace]) -> None:

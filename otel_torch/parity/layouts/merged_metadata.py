@@ -20,8 +20,12 @@ def write_merged_metadata(
     ranks: dict[int, Path],
     numberings: dict[int, Numbering],
     warn: Warn,
+    groups: int = 1,
 ) -> int | None:
     """Write the metadata of the first rank, with the modules and optimizers of all.
+
+    Args:
+        groups: Among how many groups of ranks the calls of one process are divided.
 
     Returns:
         The first rank whose optimizers have other settings than the reference's, if not all have.
@@ -30,7 +34,7 @@ def write_merged_metadata(
     first = next(iter(metadata.values()))
     merged = {
         **first,
-        "models": _merge_models(metadata, numberings),
+        "models": _merge_models(metadata, numberings, groups),
         "ended_cleanly": all(entry.get("ended_cleanly", True) for entry in metadata.values()),
     }
     if "optimizers" in first:
@@ -51,7 +55,9 @@ def only_reference_has_optimizers(reference: Path, ranks: dict[int, Path]) -> bo
     return not any(read_metadata(path).get("optimizers") for path in ranks.values())
 
 
-def _merge_models(metadata: dict[int, Metadata], numberings: dict[int, Numbering]) -> Metadata:
+def _merge_models(
+    metadata: dict[int, Metadata], numberings: dict[int, Numbering], groups: int
+) -> Metadata:
     models: Metadata = {}
     for rank, entry in metadata.items():
         for model, facts in entry.get("models", {}).items():
@@ -63,6 +69,9 @@ def _merge_models(metadata: dict[int, Metadata], numberings: dict[int, Numbering
                     merged["table"].append({**line, "module": name})
                 elif line.get("called") is not False:
                     known[name]["called"] = True
+    for facts in models.values():
+        if "forwards" in facts:
+            facts["forwards"] *= groups
     return models
 
 

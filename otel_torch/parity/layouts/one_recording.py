@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.call_numbers import CallNumbers
+from otel_torch.parity.layouts.dealt_calls import find_dealt_calls
 from otel_torch.parity.layouts.equal_rows import EqualRows, TiedWeights
 from otel_torch.parity.layouts.fused_parts import FusedParts
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
-from otel_torch.parity.layouts.judged_places import JudgedPlace, expect_no_reduction, judge_places
+from otel_torch.parity.layouts.judged_places import (
+    JudgedPlace,
+    TensorName,
+    expect_no_reduction,
+    judge_places,
+)
 from otel_torch.parity.layouts.merged_metadata import (
     only_reference_has_optimizers,
     write_merged_metadata,
@@ -93,13 +99,16 @@ def write_one_recording(
     in_parts: list[Row] = []
     biases, equal_rows, tied = Biases(), EqualRows(), TiedWeights()
     equal_parts = EqualParts()
+    in_order: set[TensorName] = set()
     tables, fused, padded = ShardedTables(), FusedParts(len(ranks)), PaddedTables()
     passes = fused.accept, padded.forget_others, tables.set_aside
     are_used_elsewhere = only_reference_has_optimizers(reference, ranks)
     skipped = SkippedUpdates(ranks_that_skip(reference, ranks))
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
+    dealt, groups = find_dealt_calls(reference, ranks, numberings)
     with open(one.path, "w", encoding="utf-8") as file:
-        for recorded in iterate_places(reference if same_batches else None, ranks, numberings):
+        steps = iterate_places(reference if same_batches else None, ranks, numberings, dealt)
+        for recorded in steps:
             if skipped.step is not None:
                 warn(
                     f"nothing was compared after step {skipped.step[1]}: rank {min(skipped.ranks)} "
@@ -107,14 +116,15 @@ def write_one_recording(
                 )
                 break
             places = skipped.undo(recorded)
-            judged = judge_places(places, len(ranks), passes)
+            judged = judge_places(places, len(ranks), passes, groups, in_order)
+            find_unscaled(judged, are_used_elsewhere)
             if are_used_elsewhere:
                 expect_no_reduction(judged)
-            find_unscaled(judged)
             tied.learn(judged)
             causes = equal_rows.find_causes(judged)
             one.wrong |= describe_all_gradients(judged, causes)
-            numbers = CallNumbers(row for place in places for row in place.ranks)
+            rows_of_ranks = (row for place in places for row in place.ranks)
+            numbers = CallNumbers(rows_of_ranks, are_in_time=bool(dealt))
             rows = []
             for index, place in enumerate(judged):
                 if place.is_in_unknown_parts:
@@ -160,7 +170,9 @@ def write_one_recording(
             f"{len(in_parts)} rows of which each rank has its own part were left out, such as "
             f"{_name_of(in_parts[0])}: {why}"
         )
-    one.rank_of_settings = write_merged_metadata(one.path, reference, ranks, numberings, warn)
+    one.rank_of_settings = write_merged_metadata(
+        one.path, reference, ranks, numberings, warn, groups
+    )
     return one
 
 

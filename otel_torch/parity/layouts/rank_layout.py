@@ -81,6 +81,7 @@ def recognize(reference: RankRow, rows: Sequence[RankRow], can_add_up: bool = Tr
     if whole is None or len(sketches) < len(rows):
         return RankLayout(_kind_by_shape(reference, rows), math.nan, limit)
     scale = max(reference.l2, float(np.linalg.norm(whole)))
+    # the terms of a sum differ: equal ones are a value that is too small
     agree = all(relative_distance(sketch, sketches[0], scale) <= limit for sketch in sketches)
     candidates = [
         RankLayout(
@@ -92,7 +93,7 @@ def recognize(reference: RankRow, rows: Sequence[RankRow], can_add_up: bool = Tr
             agree=agree,
         )
         for kind, factor, dim, terms in _sums(reference, rows, sketches)
-        if can_add_up or kind == "parts"
+        if kind == "parts" or (can_add_up and (not agree or factor != 1))
     ]
     if _kind_by_shape(reference, rows) == "whole":
         errors = [relative_distance(sketch, whole, scale) for sketch in sketches]

@@ -17,6 +17,7 @@ import numpy as np
 
 from otel_torch.parity.call_graph import Sketch, decode_sketch
 from otel_torch.parity.forwards import WARM_UP
+from otel_torch.parity.layouts.dealt_calls import DealtCalls
 from otel_torch.parity.layouts.numbering import Numbering
 from otel_torch.parity.layouts.whole_statistics import SCALING, encode_sketch
 from otel_torch.recording.reader import iterate_rows
@@ -120,7 +121,10 @@ def place_key(row: Row) -> PlaceKey:
 
 
 def iterate_places(
-    reference: Path | None, ranks: dict[int, Path], numberings: dict[int, Numbering]
+    reference: Path | None,
+    ranks: dict[int, Path],
+    numberings: dict[int, Numbering],
+    dealt: dict[int, DealtCalls],
 ) -> Iterator[list[TensorPlace]]:
     """Yield the places of one step after another, in the order of the ranks.
 
@@ -128,13 +132,17 @@ def iterate_places(
         reference: None if its steps are not those of the ranks.
         ranks: Rank -> recording.
         numberings: The names of the whole model, of each rank.
+        dealt: Rank -> the numbers of its calls in one process, if the ranks divide those.
     """
     alone = None if reference is None else _RankSteps(-1, reference, Numbering())
-    steps = [_RankSteps(rank, path, numberings[rank]) for rank, path in ranks.items()]
+    steps = [
+        _RankSteps(rank, path, numberings[rank], dealt.get(rank)) for rank, path in ranks.items()
+    ]
     while True:
-        key = next((key for step in steps if (key := step.next_key()) is not None), None)
-        if key is None:
+        keys = [key for step in steps if (key := step.next_key()) is not None]
+        if not keys:
             return
+        key = min(keys, key=_in_order) if dealt else keys[0]
         rows = [step.take(key) for step in steps]
         rows_alone = [] if alone is None else alone.take(key)
         references = {place_key(row.row): row for row in rows_alone}
@@ -205,6 +213,11 @@ def _join(references: dict[PlaceKey, RankRow], ranks: list[list[RankRow]]) -> li
     return [*ordered, *(place for of_kind in by_kind.values() for place in of_kind)]
 
 
+def _in_order(key: tuple[int | None, int | None]) -> tuple[int, int]:
+    loop, step = key
+    return loop or 0, step or 0
+
+
 def _kind(place: TensorPlace) -> tuple[Any, bool]:
     return place.key[-2], place.key[2].startswith(PARAMETER_GRADIENT)
 
@@ -212,11 +225,15 @@ def _kind(place: TensorPlace) -> tuple[Any, bool]:
 class _RankSteps:
     """The rows of a recording, a step at a time."""
 
-    def __init__(self, rank: int, path: Path, numbering: Numbering) -> None:
-        self._rank, self._numbering = rank, numbering
+    def __init__(
+        self, rank: int, path: Path, numbering: Numbering, dealt: DealtCalls | None = None
+    ) -> None:
+        self._rank, self._numbering, self._dealt = rank, numbering, dealt
         self._sketches: dict[Any, tuple[Sketch | None, tuple[Sketch, ...]]] = {}
         # a framework's own forwards, which each rank runs on dummy inputs of its own
-        rows = (row for row in iterate_rows(path) if row.get("phase") != WARM_UP)
+        rows: Iterator[Row] = (row for row in iterate_rows(path) if row.get("phase") != WARM_UP)
+        if dealt is not None:
+            rows = map(dealt.renumber, rows)
         self._groups = groupby(rows, key=lambda row: (row.get("loop"), row.get("step")))
         self._waiting: dict[Any, list[RankRow]] = {}
 
@@ -228,9 +245,14 @@ class _RankSteps:
 
     def take(self, key: Any) -> list[RankRow]:
         """Return the next rows of a (loop, step), which may lie ahead."""
-        while key not in self._waiting and self._read():
+        while key not in self._waiting and not self._is_past(key) and self._read():
             pass
         return self._waiting.pop(key, [])
+
+    def _is_past(self, key: Any) -> bool:
+        """Return whether the rank has later rows waiting, and so none of this step."""
+        waiting = self._waiting if self._dealt is not None else ()
+        return any(_in_order(key) < _in_order(later) for later in waiting)
 
     def _read(self) -> bool:
         group = next(self._groups, None)

@@ -20,21 +20,27 @@ _EXACT, _ROUNDING = 1e-3, 1e-5
 
 @dataclass(slots=True)
 class Biases:
-    """The biases of the reference, by their modules."""
+    """The vectors that a module of the reference may add to its outputs, by their modules."""
 
-    _rows: dict[tuple[str, str], RankRow] = field(default_factory=dict)
+    _rows: dict[tuple[str, str], list[RankRow]] = field(default_factory=dict)
 
     def learn(self, judged: JudgedPlace) -> None:
-        """Remember the row of a parameter, if it is a bias."""
-        model, module, tensor, *_ = judged.place.key
-        if tensor == "param.bias" and judged.place.reference is not None:
-            self._rows[model, module] = judged.place.reference
+        """Remember the row of a parameter when it is attached, if it may be a bias: a vector."""
+        model, module, tensor, *_, phase, _ = judged.place.key
+        reference = judged.place.reference
+        if reference is None or len(reference.shape or ()) != 1:
+            return
+        if tensor.startswith("param.") and phase == "attach":
+            self._rows.setdefault((model, module), []).append(reference)
 
     def total(self, judged: JudgedPlace) -> float:
-        """Return the sum that the module's bias adds to its output, NaN without one."""
+        """Return the sum that the module's bias adds to its output, NaN without a single one."""
         model, module, tensor, *_ = judged.place.key
-        bias, reference = self._rows.get((model, module)), judged.place.reference
-        if bias is None or reference is None or not bias.numel or not tensor.startswith("out"):
+        vectors, reference = self._rows.get((model, module), ()), judged.place.reference
+        if len(vectors) != 1 or reference is None or not tensor.startswith("out"):
+            return math.nan
+        bias = vectors[0]
+        if not bias.numel or reference.numel % bias.numel:
             return math.nan
         return reference.numel / bias.numel * bias.number("sum")
 
@@ -173,6 +179,12 @@ def _reduced_twice(judged: JudgedPlace, biases: Biases) -> Cause | None:
         text = f"the value is {count} times too large"
     elif _sums_to(judged, own, (count - 1) * (whole - total)):
         text = f"without its bias, the value is {count} times too large"
+    elif _sums_to(judged, own, (1 / count - 1) * (whole - total)):
+        text = (
+            f"without its bias, the value is {count} times too small, the number of ranks: it is "
+            "averaged over the ranks once too often, or not added up"
+        )
+        return Cause("averaged_twice", True, text)
     else:
         return None
     text += ", the number of ranks: it is added up over the ranks once too often"

@@ -3,7 +3,8 @@ right that is.
 
 `hand` splits a model by hand, `library` by torch's own means, `mesh` over two dimensions of ranks
 at once, `decoder` grouped queries over tensor and pipeline parallel ranks, `fused` weights that are
-cut part by part, and `experts` a mixture whose tokens are exchanged. `trainings.py` has layouts of further programs.
+cut part by part, `experts` a mixture whose tokens are exchanged, and `calls` divides the calls of one
+process. `trainings.py` has layouts of further programs.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ PROGRAMS_BY_NAME = {
     "experts": _on_a_mesh("split_experts.py"),
     "llama": _on_a_mesh("split_a_llama.py"),
     "fused": _on_a_mesh("split_fused_weights.py"),
+    "calls": _on_a_mesh("split_calls.py"),
     "torch": Program(
         PROGRAMS / "train_over_torch.py",
         lambda options: "training",
@@ -136,6 +138,10 @@ CLEAN: tuple[tuple[str, str], ...] = (
     ("experts", "expert=2"),
     ("experts", "expert=2 shared capacity"),
     ("experts", "expert=4"),
+    ("calls", "data=2"),
+    ("calls", "data=2 dealt"),
+    ("calls", "data=4"),
+    ("calls", "data=2 guidance"),
 )
 
 
@@ -317,6 +323,16 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         "embed", "param.weight", "update", 1, "frozen", "place"
     ),
     ("fused", "data=2", "flipped"): Expected("", "in[0]", "forward", 1, "other_inputs"),
+    ("calls", "data=2", "divided_by_all"): Expected("", "param_grad", "backward", None, "scaled"),
+    ("calls", "data=2", "unreduced"): Expected(
+        "blocks.1.up", "param_grad.weight", "backward", 0, "partial_sum"
+    ),
+    ("calls", "data=2 dealt", "same_batch"): Expected("", "in[0]", "forward", 0, "other_inputs"),
+    ("calls", "data=2 guidance", "exchanged"): Expected("", "in[0]", "forward", 0, None),
+    ("calls", "data=2 guidance", "own_mixture"): Expected("", "in[0]", "forward", 1, None),
+    ("calls", "data=2 guidance", "other_weight"): Expected(
+        "blocks.1.up", "out", "forward", 1, None
+    ),
     ("experts", "expert=2", "expert_weights"): Expected(
         f"{_EXPERTS}.2", "in[0]", "forward", 0, None, "place"
     ),

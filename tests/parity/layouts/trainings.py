@@ -57,7 +57,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("torch", "gpipe", "targets_of_another_microbatch"): Expected(*_LOSS, 1, None),
     ("torch", "gpipe", "local_norm"): Expected(*_GRADIENTS, 0, "clipped_by_own_norm"),
     ("llama", "tensor=2", f"{_ATTENTION}.o_proj:mean"): Expected(
-        f"{_LAYER}.post_attention_layernorm", "in[0]", "forward", 0, "term_scaled"
+        _ATTENTION, "out", "forward", 0, "averaged_twice"
     ),
     ("llama", "tensor=2", f"{_MLP}.down_proj:missing"): Expected(
         f"{_MLP}.down_proj", "out", "forward", 0, _TERMS
