@@ -87,6 +87,23 @@ def test_the_past_of_a_cache_counts() -> None:
     assert stats["positions"] == [5, 6, 7] * 2
 
 
+@pytest.mark.parametrize("kind", ["bool", "float", "by layer"])
+def test_a_static_cache_has_a_mask_for_each_query(kind: str) -> None:
+    sees = torch.tensor(
+        [
+            [[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0]],
+            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0]],  # a window of 2
+        ]
+    )[:, None].bool()
+    mask: Any = sees if kind != "float" else torch.where(sees, 0.0, torch.finfo().min)
+    if kind == "by layer":
+        mask = {"sliding_attention": sees[..., :3], "full_attention": sees}
+    positions = torch.tensor([[1, 0, 1], [0, 1, 2]])
+    (stats,) = recorded_tokens(IDS, attention_mask=mask, position_ids=positions)
+    assert stats["positions"] == [-1, 0, 1, 0, 1, 2]
+    assert stats["requests"] == [-1, 0, 0, 1, 1, 1]
+
+
 def test_ids_are_hashed_unless_asked_for() -> None:
     (hashed,) = recorded_tokens(IDS)
     (plain,) = recorded_tokens(IDS, settings={"token_ids": "1"})

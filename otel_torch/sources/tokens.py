@@ -189,14 +189,44 @@ def _positions(arguments: Mapping[str, Any], shape: torch.Size, device: torch.de
         return torch.where(is_token, counted, NO_TOKEN)[:, -length:].expand(shape)
     indices = torch.arange(length, device=device)
     past_length = getattr(arguments.get("past_key_values"), "get_seq_length", None)
+    past: int | Tensor = 0 if past_length is None else past_length()
+    sees_itself = _sees_itself(mask, shape, past)
+    if sees_itself is not None:
+        positions = _given_positions(arguments, shape)
+        if positions is not None:
+            return torch.where(sees_itself, positions, NO_TOKEN)
     if past_length is not None:
-        past: int | Tensor = past_length()
         return (indices + past).expand(shape)
+    positions = _given_positions(arguments, shape)
+    return indices.expand(shape) if positions is None else positions
+
+
+def _sees_itself(mask: Any, shape: torch.Size, past: int | Tensor) -> Tensor | None:
+    """Return which tokens are no paddings, by a mask with a row for each query; None without one.
+
+    A static cache gets such masks, one for each kind of layer. A padding does not see its own key.
+    It has no number of its own: how many keys a query sees is up to the window of its layer.
+    """
+    masks = mask.values() if isinstance(mask, Mapping) else [mask]
+    by_query = [m for m in masks if isinstance(m, Tensor) and m.dim() == 4]
+    if not by_query:
+        return None
+    widest = max(by_query, key=lambda m: m.shape[-1])
+    batch, length = shape
+    if widest.shape[0] not in (1, batch) or widest.shape[2] != length:
+        return None
+    queries = torch.arange(length, device=widest.device)
+    keys = (queries + past).clamp(max=widest.shape[3] - 1)
+    own = widest[:, 0, queries, keys]
+    return (own if own.dtype == torch.bool else own == 0).expand(shape)
+
+
+def _given_positions(arguments: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
     for name in ("cache_position", "position_ids"):
         positions = arguments.get(name)
-        if isinstance(positions, Tensor) and positions.shape[-1:] == (length,):
-            return positions.reshape(-1, length).expand(shape)
-    return indices.expand(shape)
+        if isinstance(positions, Tensor) and positions.shape[-1:] == shape[1:]:
+            return positions.reshape(-1, shape[1]).expand(shape)
+    return None
 
 
 def _as_tensor(integers: Integers | None) -> Tensor | None:

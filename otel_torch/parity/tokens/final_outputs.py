@@ -24,19 +24,46 @@ def find_final_outputs(
     modules: ModulePairs,
     coverage: Sides[dict[ModulePath, Flags]],
 ) -> Sides[dict[TensorKey, Flags]]:
-    """Return which tokens to compare of outputs of a model that the other side's has not.
+    """Return which tokens to compare of the outputs of a model.
 
-    They are those of the other side's last module whose output is as wide.
+    An output that a paired module made has the tokens of that module. Of others that the other
+    side's model has not, they are those of the other side's last module whose output is as wide.
 
     Args:
         coverage: Which tokens the modules of either side have.
     """
-    pairs = list(modules.matched.items())
-    turned = [(port, reference) for reference, port in pairs]
-    return Sides(
-        _tokens_of_outputs(tensors.reference, tensors.port, pairs, coverage.port),
-        _tokens_of_outputs(tensors.port, tensors.reference, turned, coverage.reference),
+    pairs = Sides(
+        [*modules.matched.items()], [(port, module) for module, port in modules.matched.items()]
     )
+    makers = Sides(
+        _makers_of_outputs(tensors.reference, dict(pairs.reference)),
+        _makers_of_outputs(tensors.port, dict(pairs.port)),
+    )
+    made = Sides(
+        *(
+            {key: covered[path] & side[key].present for key, path in made_by.items()}
+            for side, made_by, covered in zip(tensors, makers, coverage, strict=True)
+        )
+    )
+    found = Sides(
+        _tokens_of_outputs(tensors.reference, tensors.port, pairs.reference, coverage.port),
+        _tokens_of_outputs(tensors.port, tensors.reference, pairs.port, coverage.reference),
+    )
+    return Sides(found.reference | made.reference, found.port | made.port)
+
+
+def _makers_of_outputs(
+    own: dict[TensorKey, MergedTensor], matched: dict[ModulePath, ModulePath]
+) -> dict[TensorKey, ModulePath]:
+    """Return the paired module that made an output of the model, for those that have one."""
+    return {
+        key: maker[:2]
+        for key, tensor in own.items()
+        if _is_output_of_model(key)
+        for maker, rival in own.items()
+        if maker[1] and maker[2].startswith("out") and maker[:2] in matched
+        if rival.values == tensor.values
+    }
 
 
 def _tokens_of_outputs(
@@ -65,6 +92,7 @@ def _is_output_of_model(key: TensorKey) -> bool:
 
 def pair_final_outputs(alignment: Alignment) -> None:
     """Pair outputs that only one program's model returns with another module's, and no others."""
+    alignment.pairs = [pair for pair in alignment.pairs if not _are_of_other_modules(alignment, pair)]
     for output in _outputs_of_model(alignment.reference):
         match = _same_tokens(alignment, output, alignment.port)
         if match is not None:
@@ -74,6 +102,20 @@ def pair_final_outputs(alignment: Alignment) -> None:
         if match is not None:
             _pair(alignment, match, output)
     alignment.pairs.sort(key=lambda pair: pair.time)
+
+
+def _are_of_other_modules(alignment: Alignment, pair: TensorPair) -> bool:
+    """Return whether two models return outputs of modules that do not correspond.
+
+    An engine's returns hidden states, which may be as wide as the logits. Both outputs are compared
+    in the pairs of their modules.
+    """
+    if pair.basis != "outermost" or not pair.is_output or not pair.is_single:
+        return False
+    births = pair.reference[0].value.birth, pair.port[0].value.birth
+    if any(birth.side != "output" or birth.call not in alignment.partner for birth in births):
+        return False
+    return alignment.partner[births[0].call] is not births[1].call
 
 
 def _pair(alignment: Alignment, reference: Role, port: Role) -> None:

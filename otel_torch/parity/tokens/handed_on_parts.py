@@ -22,6 +22,9 @@ from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tokens.requests import MatchedToken
 from otel_torch.parity.values import Relation
 
+# another order moves numbers by their own size; rounding exceeds a limit by less than this factor
+_CLEARLY = 5.0
+
 
 def pair_handed_on_parts(alignment: Alignment, tokens: Sequence[MatchedToken]) -> None:
     """Add pairs of equal parts; a fused pair whose part is in another order becomes wrong.
@@ -97,5 +100,6 @@ def _is_reordered(
     limit, numbers = alignment.comparer.limit(part.value, handed.value), part.row["tokens"]
     is_first = [tokens[number].position == 0 for number in numbers]
     first, port_first = (side.reshape(len(numbers), -1)[is_first] for side in (reference, port))
-    is_other = np.linalg.norm(first - port_first) > limit * np.linalg.norm(first)
+    distance = np.linalg.norm(first - port_first)
+    is_other = distance > _CLEARLY * limit * np.linalg.norm(first)
     return bool(is_other and abs(norm - port_norm) <= limit * norm)
