@@ -10,6 +10,7 @@ from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
 from otel_torch.parity.faults import Fault, Location, kind_of
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.parameters import ParameterPair
+from otel_torch.parity.rules import GROWTH
 from otel_torch.parity.tensor_pair import TensorPair
 
 # how closely a value of the port matches the reference's values: not at all, in the order of
@@ -47,6 +48,8 @@ class Evidence:
                 if pair.is_right:
                     self.right.add(role.value)
                     self._right_roles.add(role)
+        legal = (pair.relation.error for pair in alignment.pairs if pair.is_right)
+        self._largest_legal_error = max(filter(None, legal), default=0.0)
 
     # -- tensors of a call
 
@@ -93,14 +96,21 @@ class Evidence:
         return self.match_level(value) == _MATCHED
 
     def match_level(self, value: TensorValue) -> int:
-        """Return how closely the reference has a value of the port; more is closer."""
+        """Return how closely the reference has a value of the port; more is closer.
+
+        Its error may have grown from legal ones, as in `grow_limits`.
+        """
         level = self._match_levels.get(value)
         if level is None:
             level = _MATCHED if value in self.right else _UNMATCHED
             for candidate in self._values_by_size.get(value.numel, ()):
                 if level == _MATCHED:
                     break
-                state = self.comparer.relation(candidate, value).state
+                relation = self.comparer.relation(candidate, value)
+                grown = relation.limit + GROWTH * self._largest_legal_error
+                is_close = relation.error is not None and relation.error <= grown
+                is_equal = relation.state == "different" and is_close
+                state = "equal" if is_equal else relation.state
                 level = max(level, _MATCH_LEVELS.get(state, _UNMATCHED))
             self._match_levels[value] = level
         return level

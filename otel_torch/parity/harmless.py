@@ -25,7 +25,7 @@ def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
     later, or if it is what the reference makes a little later. A module that fails with it, or
     because of it, overrides that.
     """
-    if _is_made_early(evidence, pair) or _is_scaled_by_code(evidence, pair):
+    if any(rule(evidence, pair) for rule in (_is_made_early, _is_scaled_by_code, _is_read_reordered)):
         return True
     if evidence.is_wrong_from_right_inputs(pair) or _makes_module_wrong(evidence, pair):
         return False
@@ -183,6 +183,35 @@ def _is_made_from_right_values(evidence: Evidence, pair: TensorPair) -> bool:
     given = [role.value for role in birth.call.inputs if is_informative(role)]
     is_of_leaf = birth.side == "output" and not birth.call.children
     return is_of_leaf and bool(given) and all(value in evidence.right for value in given)
+
+
+def _is_read_reordered(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether code reads this output in an order of its own, as that of fused heads.
+
+    Its tokens have the reference's norms, no module receives it as it is, and what the same module
+    computes afterwards is right, with an input among it that this output was needed for.
+    """
+    own = pair.port[0]
+    is_received = any(use.side == "input" for use in own.value.roles)
+    if not pair.is_output or not pair.is_single or is_received or not _have_equal_norms(pair):
+        return False
+    later = [
+        other
+        for other in evidence.alignment.pairs
+        if other.port[0].call.parent is own.call.parent and other.port[0].time > own.time
+    ]
+    return all(other.is_right for other in later) and any(
+        not other.is_output and other.port[0].value.birth.time > own.time for other in later
+    )
+
+
+def _have_equal_norms(pair: TensorPair) -> bool:
+    """Return whether the norms of all tokens are equal, in merged forwards."""
+    squares = [np.array(role.row.get("squares", ())) for role in (pair.reference[0], pair.port[0])]
+    if not len(squares[0]) or squares[0].shape != squares[1].shape:
+        return False
+    distance = np.abs(squares[0] - squares[1])
+    return bool((distance <= 4 * pair.relation.limit * squares[0]).all())
 
 
 def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:
