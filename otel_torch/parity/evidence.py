@@ -139,9 +139,9 @@ class Evidence:
         """Return where a wrong tensor begins: where its value is born, or handed to a wrong place.
 
         A value that is right elsewhere goes wrong on its way into the outermost call that receives
-        it as `role` does.
+        it as `role` does. So does a second output of a module that the reference has elsewhere.
         """
-        if role.value not in self.right:
+        if role.value not in self.right and not self._is_right_elsewhere(role):
             return Location.of(role.value.birth)
         for call in enclosing_calls(role.call):
             received = [
@@ -153,6 +153,20 @@ class Evidence:
                 break
             role = received[0]
         return Location.of(role)
+
+    def _is_right_elsewhere(self, role: Role) -> bool:
+        """Return whether the reference has a value that the port's module returns besides others.
+
+        A fused norm returns the residual, too, which is no output of the reference's norm.
+        """
+        birth = role.value.birth
+        return (
+            birth.side == "output"
+            and birth is not role
+            and not any(birth in (*pair.reference, *pair.port) for pair in self.alignment.pairs)
+            and bool(self.output_pairs(birth.call))
+            and self.is_matched(role.value)
+        )
 
     def wrong_use(self, value: TensorValue) -> Role | None:
         """Return the first role in which a value may be wrong, None if it is right in all."""

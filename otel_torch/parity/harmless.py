@@ -25,7 +25,7 @@ def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
     later, or if it is what the reference makes a little later. A module that fails with it, or
     because of it, overrides that.
     """
-    if any(rule(evidence, pair) for rule in (_is_made_early, _is_scaled_by_code, _is_read_reordered)):
+    if any(rule(evidence, pair) for rule in (_is_made_early, _is_scaled_by_code, _is_scaled_next, _is_read_reordered)):
         return True
     if evidence.is_wrong_from_right_inputs(pair) or _makes_module_wrong(evidence, pair):
         return False
@@ -174,6 +174,27 @@ def _is_scaled_by_code(evidence: Evidence, pair: TensorPair) -> bool:
     return any(
         other.is_right and other.is_output and _is_block_after(own.call, other.port[0].call)
         for other in later[: None if wrong is None else later.index(wrong)]
+    )
+
+
+def _is_scaled_next(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether code scales this output to what is compared with the same reference value.
+
+    No module receives it as it is, and the scaled value is closer. If that one is wrong, too, the
+    code is at fault and not the module.
+    """
+    error = pair.relation.error
+    is_received = any(use.side == "input" for role in pair.port for use in role.value.roles)
+    if not pair.is_output or not pair.is_single or is_received or error is None:
+        return False
+    return _is_scaled(pair) and any(
+        other.time > pair.time
+        and other.is_single
+        and other.reference[0].value is pair.reference[0].value
+        and other.port[0].value.birth.side == "input"
+        and other.relation.error is not None
+        and other.relation.error < error
+        for other in evidence.alignment.pairs
     )
 
 
