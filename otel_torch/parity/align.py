@@ -57,6 +57,12 @@ class Alignment:
     pairs: list[TensorPair] = field(default_factory=list)
     partner: dict[ModuleCall, ModuleCall] = field(default_factory=dict)
 
+    def further_calls(self) -> set[ModuleCall]:
+        """Return the calls that one side makes more of than the other one, of the same module."""
+        called = {call.module_path for call in self.partner}
+        uncalled = (*self.uncalled.reference, *self.uncalled.port)
+        return {call for call in uncalled if call.module_path in called}
+
 
 def align(reference: Program, port: Program, modules: ModulePairs, comparer: Comparer) -> Alignment:
     """Pair the calls and tensors of two forwards."""
@@ -173,8 +179,16 @@ def _pair_tensors_of_paired_calls(alignment: Alignment) -> None:
 
 
 def _pair_fused_modules(alignment: Alignment) -> None:
-    """Pair a fused module with its parts: they share the input, and their outputs make its own."""
-    reference, port = _by_module(alignment.reference.calls), _by_module(alignment.port.calls)
+    """Pair a fused module with its parts: they share the input, and their outputs make its own.
+
+    Calls inside a block that only one side calls again are left out.
+    """
+    further = alignment.further_calls()
+    reference, port = Sides(alignment.reference, alignment.port).map(
+        lambda side: _by_module(
+            call for call in side.calls if further.isdisjoint(enclosing_calls(call))
+        )
+    )
     for whole, parts in alignment.modules.parts.items():
         part_calls = [reference.get(part, []) for part in parts]
         _pair_fused(alignment, part_calls, port.get(whole, []), whole_is_reference=False)
@@ -381,9 +395,17 @@ def _are_equal(pairs: Iterable[TensorPair]) -> bool:
 
 
 def _pairable_calls(alignment: Alignment, program: Program) -> list[ModuleCall]:
-    """Return the calls of a program without those that the user's map keeps unpaired."""
+    """Return the calls of a program that may have a counterpart.
+
+    Those have none that the user's map keeps unpaired, or that run in a further call of a block.
+    """
     unpaired = alignment.modules.unpaired[0 if program is alignment.reference else 1]
-    return [call for call in program.calls if call.module_path not in unpaired]
+    further = alignment.further_calls()
+    return [
+        call
+        for call in program.calls
+        if call.module_path not in unpaired and further.isdisjoint(enclosing_calls(call))
+    ]
 
 
 def _is_unpaired_leaf(alignment: Alignment, call: ModuleCall) -> bool:

@@ -295,6 +295,7 @@ class _Comparison:
                 self._match,
                 self._recordings.map(lambda side: side.kinds),
                 self._recordings.map(lambda side: side.is_trained),
+                self._recordings.map(lambda side: side.first_names),
             )
             if by_tokens is not None:
                 self.report.by_tokens = True

@@ -20,7 +20,7 @@ def explain(fault: Fault, alignment: Alignment) -> str:
     """Return one or two sentences: the wrong tensor, and what is right before it."""
     port, reference = fault.port, fault.reference
     if fault.kind == "missing":
-        return _explain_missing(fault)
+        return _explain_missing(fault, alignment)
     if fault.kind == "weights":
         return _explain_weights(fault, alignment)
     difference = _DIFFERENCES.get(fault.kind, "differs")
@@ -99,7 +99,7 @@ def _explain_weights(fault: Fault, alignment: Alignment) -> str:
     )
 
 
-def _explain_missing(fault: Fault) -> str:
+def _explain_missing(fault: Fault, alignment: Alignment) -> str:
     if fault.port is not None and fault.port.call is None:
         idle_side, calling_side = "port", "reference"
         idle: Location | None = fault.port
@@ -109,8 +109,14 @@ def _explain_missing(fault: Fault) -> str:
         idle, called = fault.reference, fault.port
     return (
         f"The {idle_side} never calls {_module_name(idle)}; "
-        f"the {calling_side} calls {_module_name(called)}."
+        f"the {calling_side} calls {_module_name(called)}{_instead(called, alignment)}."
     )
+
+
+def _instead(called: Location | None, alignment: Alignment) -> str:
+    """Return what the other side calls in place of a module, "" if nothing."""
+    partner = None if called is None or called.call is None else alignment.partner.get(called.call)
+    return "" if partner is None else f", in whose place {partner.module} is called there"
 
 
 def _module_name(location: Location | None) -> str:

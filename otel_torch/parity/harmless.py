@@ -25,7 +25,7 @@ def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
     later, or if it is what the reference makes a little later. A module that fails with it, or
     because of it, overrides that.
     """
-    if any(rule(evidence, pair) for rule in (_is_made_early, _is_scaled_by_code, _is_scaled_next, _is_read_reordered)):
+    if any(rule(evidence, pair) for rule in _MOVED_BY_CODE):
         return True
     if evidence.is_wrong_from_right_inputs(pair) or _makes_module_wrong(evidence, pair):
         return False
@@ -206,6 +206,28 @@ def _is_made_from_right_values(evidence: Evidence, pair: TensorPair) -> bool:
     return is_of_leaf and bool(given) and all(value in evidence.right for value in given)
 
 
+def _contains_another_step(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether one side's module calls a module that the other side calls after it.
+
+    A gate was moved into the module, whose output is then what the other side makes later.
+    """
+    calls = pair.reference[0].call, pair.port[0].call
+    if not pair.is_output or evidence.alignment.partner.get(calls[0]) is not calls[1]:
+        return False
+    partner = evidence.alignment.partner
+    return any(
+        inner in partner and match not in enclosing_calls(partner[inner])
+        for call, match in (calls, calls[::-1])
+        for inner in _calls_inside(call)
+    )
+
+
+def _calls_inside(call: ModuleCall) -> Iterator[ModuleCall]:
+    for child in call.children:
+        yield child
+        yield from _calls_inside(child)
+
+
 def _is_read_reordered(evidence: Evidence, pair: TensorPair) -> bool:
     """Return whether code reads this output in an order of its own, as that of fused heads.
 
@@ -257,3 +279,13 @@ def _fails_in_use(evidence: Evidence, role: Role) -> bool:
         and not all(output.is_right for output in evidence.output_pairs(use.call))
         for use in role.value.roles
     )
+
+
+# rules for steps that a program takes in a module where the other one takes them in code
+_MOVED_BY_CODE = (
+    _is_made_early,
+    _is_scaled_by_code,
+    _is_scaled_next,
+    _contains_another_step,
+    _is_read_reordered,
+)

@@ -50,6 +50,15 @@ class LoadedRecording:
         return module_paths(self.meta)
 
     @property
+    def first_names(self) -> dict[ModulePath, ModulePath]:
+        """The first name of each shared module, by its other names."""
+        return {
+            (entry.model, alias): (entry.model, entry.module)
+            for entry in read_module_table(self.meta)
+            for alias in entry.aliases
+        }
+
+    @property
     def model_names(self) -> list[str]:
         """The models, in the order of their modules."""
         return list(dict.fromkeys(model for model, _ in self.modules))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from otel_torch.parity.align import enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Program, enclosing_names
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, Location, MissingModule
-from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.modules import ModulePath, counterpart
 from otel_torch.parity.parameter_names import pattern
 
 
@@ -26,7 +27,11 @@ def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault
         call = next((call for call in program.calls if call.module_path == module.called), None)
         if call is None:
             continue
-        fault = _skipping_container(evidence, module) or module.fault(call)
+        fault = (
+            _skipping_container(evidence, module)
+            or _replaced_container(evidence, module, call)
+            or module.fault(call)
+        )
         faults.append((call.entered, len(module.called[1]), fault))
     return min(faults, key=lambda item: item[:2])[2] if faults else None
 
@@ -85,6 +90,21 @@ def is_inside_or_same(path: ModulePath, container: ModulePath) -> bool:
         return False
     name = container[1]
     return not name or path[1] == name or path[1].startswith(f"{name}.")
+
+
+def _replaced_container(
+    evidence: Evidence, module: MissingModule, call: ModuleCall
+) -> Fault | None:
+    """Return the fault of the module around a missing one that another block's is called for."""
+    modules = evidence.alignment.modules
+    for outer in enclosing_calls(call) if module.port_is_idle else ():
+        partner = evidence.alignment.partner.get(outer)
+        place = counterpart(outer.module_path, modules.matched)
+        if partner is None or partner.module_path == place:
+            continue
+        if pattern(partner.module) == pattern(place[1]):
+            return MissingModule(outer.module_path, place, port_is_idle=True).fault(outer)
+    return None
 
 
 def _skipping_container(evidence: Evidence, module: MissingModule) -> Fault | None:

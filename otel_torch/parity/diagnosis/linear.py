@@ -31,6 +31,8 @@ _FEWEST, _FEWEST_FOR_TWO = 8, 32
 # all pairs of so many tensors are tried
 _MOST_IN_PAIRS = 64
 # how close to a whole number a factor is read as one
+# a factor this close to 1 is written with more digits
+_NEAR_ONE = 1e-3
 _WHOLE = 2e-3
 
 
@@ -76,7 +78,16 @@ def scaled(clues: Clues) -> Cause | None:
     factor = float(factors[0])
     if abs(factor + 1) < _WHOLE:
         return Cause("negated", True, f"{clues.subject} is the reference's with the other sign")
-    return Cause("scaled", True, f"{clues.subject} is the reference's times {factor:.4g}")
+    return Cause("scaled", True, f"{clues.subject} is the reference's times {_digits(factor)}")
+
+
+def _digits(factor: float) -> str:
+    """Return a factor with the digits that tell it from 1.
+
+    >>> _digits(0.0883883), _digits(1.0001), _digits(0.99952)
+    ('0.08839', '1.0001', '0.99952')
+    """
+    return f"{factor:.6g}" if abs(factor - 1) < _NEAR_ONE else f"{factor:.4g}"
 
 
 def constant(clues: Clues) -> Cause | None:

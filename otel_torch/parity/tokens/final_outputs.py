@@ -92,7 +92,9 @@ def _is_output_of_model(key: TensorKey) -> bool:
 
 def pair_final_outputs(alignment: Alignment) -> None:
     """Pair outputs that only one program's model returns with another module's, and no others."""
-    alignment.pairs = [pair for pair in alignment.pairs if not _are_of_other_modules(alignment, pair)]
+    alignment.pairs = [
+        pair for pair in alignment.pairs if not _are_of_other_modules(alignment, pair)
+    ]
     for output in _outputs_of_model(alignment.reference):
         match = _same_tokens(alignment, output, alignment.port)
         if match is not None:

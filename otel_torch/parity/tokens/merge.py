@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,15 @@ class MergedForward:
     Args:
         forwards: Those that computed the tokens.
         places: Where each of the matched tokens was computed.
+        first_names: Those of shared modules, by their other names. A module that goes only by
+            another name, that of the module which calls it, gets its first one.
     """
 
     def __init__(
-        self, forwards: Sequence[TokenForward], places: Sequence[Sequence[TokenPlace]]
+        self,
+        forwards: Sequence[TokenForward],
+        places: Sequence[Sequence[TokenPlace]],
+        first_names: Mapping[ModulePath, ModulePath],
     ) -> None:
         self.tensors: dict[TensorKey, MergedTensor] = {}
         self._first = max(forwards, key=lambda forward: len(forward.positions)).rows
@@ -57,6 +62,13 @@ class MergedForward:
         decoded = [(index, forward, forward.rows.rows) for index, forward in enumerate(forwards)]
         for _, _, rows in decoded:
             self._keep_sketches(rows)
+        called = {(row.get("model") or "", row["module"]) for _, _, rows in decoded for row in rows}
+        names = Counter(first for alias, first in first_names.items() if alias in called)
+        self._first_names = {
+            alias: first
+            for alias, first in first_names.items()
+            if first not in called and names[first] == 1
+        }
         decoded.sort(key=lambda entry: -len(entry[1].positions))
         for index, forward, rows in decoded:
             self._add(index, forward, rows, where)
@@ -74,7 +86,7 @@ class MergedForward:
         is_first = not self.tensors
         known_calls = {(model, module, count) for model, module, _, count in self.tensors}
         kept = _rows_of_outputs(rows)
-        for row in rows:
+        for row in map(self._by_first_name, rows):
             name = (row.get("model") or "", row["module"], row["tensor"])
             counts[name] += 1
             sketches = self._sketches_of(row)
@@ -104,6 +116,10 @@ class MergedForward:
             merged.values.append((index, row.get("value", id(row))))
             merged.lengths.add((row["shape"][-1], forward.grid[-1]))
         self._end = max(self._end, max(events, default=0) + (0 if is_first else offset))
+
+    def _by_first_name(self, row: Row) -> Row:
+        first = self._first_names.get((row.get("model") or "", row["module"]))
+        return row if first is None else row | {"module": first[1]}
 
     def _sketches_of(self, row: Row) -> NDArray[np.float32] | None:
         number = row.get("value")
@@ -237,13 +253,17 @@ def merge_forwards(
     places: Sides[list[list[TokenPlace]]],
     modules: ModulePairs,
     kinds: Sides[RowKinds],
+    first_names: Sides[Mapping[ModulePath, ModulePath]],
 ) -> Sides[ForwardRows]:
     """Return the forwards of either side as one, with the tokens that both have.
 
     Args:
         modules: Pairs that only the rows of the tokens show are added.
+        first_names: Those of shared modules, by their other names.
     """
-    sides = Sides(*(MergedForward(*side) for side in zip(forwards, places, strict=True)))
+    sides = Sides(
+        *(MergedForward(*side) for side in zip(forwards, places, first_names, strict=True))
+    )
     _order_heads(sides.map(lambda side: side.tensors), modules)
     _leave_out_keys(sides.map(lambda side: side.tensors), modules)
     pair_by_rows(sides.map(lambda side: side.tensors), modules)

@@ -33,7 +33,7 @@ _SAME = 0.02
 
 @dataclass(slots=True)
 class _Module:
-    """The floating-point inputs and outputs of a module."""
+    """The floating-point inputs and outputs of a module, in its first call of a forward."""
 
     inputs: list[MergedTensor] = field(default_factory=list)
     outputs: list[MergedTensor] = field(default_factory=list)
@@ -82,8 +82,8 @@ def pair_by_rows(tensors: Sides[Mapping[TensorKey, MergedTensor]], pairs: Module
 
 def _functions(tensors: Mapping[TensorKey, MergedTensor]) -> _Modules:
     modules: _Modules = defaultdict(_Module)
-    for (model, module, tensor, _), rows in tensors.items():
-        if "float" in str(rows.row.get("dtype")):
+    for (model, module, tensor, number), rows in tensors.items():
+        if number == 1 and "float" in str(rows.row.get("dtype")):
             called = modules[model, module]
             (called.inputs if tensor.startswith("in") else called.outputs).append(rows)
     return {path: called for path, called in modules.items() if called.is_function}

@@ -9,6 +9,7 @@ from itertools import chain
 
 from otel_torch.parity.finding import LogProbabilities
 from otel_torch.parity.forwards import ForwardRows
+from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tokens.log_probabilities import compare_log_probabilities
@@ -58,6 +59,7 @@ def pair_by_tokens(
     match: ProgramMatch,
     kinds: Sides[RowKinds],
     is_trained: Sides[Callable[[str], bool]],
+    first_names: Sides[Mapping[ModulePath, ModulePath]],
 ) -> tuple[TokenPairs | None, Sides[Iterator[ForwardRows]]]:
     """Return the merged forwards, or None and the forwards as they are.
 
@@ -66,6 +68,7 @@ def pair_by_tokens(
     Args:
         kinds: Those of the rows, by side.
         is_trained: Whether the parameters of a model changed, by side.
+        first_names: Those of shared modules, by their other names.
     """
     sides = streams.map(_read)
     rest: Sides[Iterator[ForwardRows]] = Sides(
@@ -84,7 +87,7 @@ def pair_by_tokens(
         tokens = match_tokens(*forwards)
         if tokens:
             places = Sides(*([token.places[side] for token in tokens] for side in (0, 1)))
-            result.pairs.append(merge_forwards(forwards, places, match.modules, kinds))
+            result.pairs.append(merge_forwards(forwards, places, match.modules, kinds, first_names))
             result.tokens[model] = tokens
             log_probabilities = compare_log_probabilities(forwards, tokens)
             if log_probabilities is not None:
