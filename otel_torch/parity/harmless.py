@@ -263,12 +263,15 @@ def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:
 
 
 def _tensors_after(call: ModuleCall) -> Iterator[Role]:
-    """Yield the tensors of the modules that the same module calls afterwards, in order."""
-    siblings = call.parent.children if call.parent is not None else []
+    """Yield the tensors of what the same module calls afterwards, and then its outputs, in order."""
+    if call.parent is None:
+        return
+    siblings = call.parent.children
     start = bisect_left(siblings, call.exited, key=attrgetter("entered"))
     for sibling in islice(siblings, start, None):
         yield from sibling.inputs
         yield from sibling.outputs
+    yield from call.parent.outputs
 
 
 def _fails_in_use(evidence: Evidence, role: Role) -> bool:

@@ -24,6 +24,8 @@ from otel_torch.parity.values import Relation
 
 # another order moves numbers by their own size; rounding exceeds a limit by less than this factor
 _CLEARLY = 5.0
+# rounding in single tokens exceeds the limit of a whole tensor
+_ROW_FACTOR = 4.0
 
 
 def pair_handed_on_parts(alignment: Alignment, tokens: Sequence[MatchedToken]) -> None:
@@ -54,10 +56,14 @@ def _pair_parts(alignment: Alignment, fused: TensorPair, tokens: Sequence[Matche
         else:
             unequal.append(part)
     for part in unequal:
-        same_size = (role for role in handed if role.value.numel == part.value.numel)
-        rival = next(same_size, None)
+        errors = [
+            (relation.error, index, role)
+            for index, role in enumerate(handed)
+            if role.value.numel == part.value.numel
+            and (relation := comparer.relation(part.value, role.value)).error is not None
+        ]
+        error, _, rival = min(errors, default=(None, 0, None))
         if rival is not None and _is_reordered(alignment, part, rival, tokens):
-            error = comparer.relation(part.value, rival.value).error
             fused.relation = Relation("order", error, fused.relation.limit)
 
 
@@ -87,19 +93,20 @@ def _is_in_place_of_another(
 def _is_reordered(
     alignment: Alignment, part: Role, handed: Role, tokens: Sequence[MatchedToken]
 ) -> bool:
-    """Return whether a part has the norms of what is handed on, and other elements.
+    """Return whether the tokens of a part have the norms of what is handed on, and other elements.
 
     A rotation keeps the norms, too, but changes no token at position 0.
     """
     reference, port = part.value.sketch, handed.value.sketch
-    norm, port_norm = part.row.get("l2"), handed.row.get("l2")
+    squares, port_squares = (np.array(role.row.get("squares", ())) for role in (part, handed))
     if reference is None or port is None or len(reference) != len(port):
         return False
-    if not isinstance(norm, float) or not isinstance(port_norm, float):
+    if not len(squares) or squares.shape != port_squares.shape:
         return False
     limit, numbers = alignment.comparer.limit(part.value, handed.value), part.row["tokens"]
     is_first = [tokens[number].position == 0 for number in numbers]
     first, port_first = (side.reshape(len(numbers), -1)[is_first] for side in (reference, port))
     distance = np.linalg.norm(first - port_first)
     is_other = distance > _CLEARLY * limit * np.linalg.norm(first)
-    return bool(is_other and abs(norm - port_norm) <= limit * norm)
+    have_equal_norms = np.abs(squares - port_squares) <= _ROW_FACTOR * limit * squares
+    return bool(is_other and have_equal_norms.all())
