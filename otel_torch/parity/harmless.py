@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from otel_torch.parity.align import enclosing_calls
-from otel_torch.parity.call_graph import ModuleCall, Role, Sketch, summed_sketch
+from otel_torch.parity.call_graph import ModuleCall, Program, Role, Sketch, summed_sketch
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.tensor_pair import TensorPair
 
@@ -211,21 +211,26 @@ def _contains_another_step(evidence: Evidence, pair: TensorPair) -> bool:
 
     A gate was moved into the module, whose output is then what the other side makes later.
     """
-    calls = pair.reference[0].call, pair.port[0].call
-    if not pair.is_output or evidence.alignment.partner.get(calls[0]) is not calls[1]:
+    call, match = pair.reference[0].call, pair.port[0].call
+    if not pair.is_output or evidence.alignment.partner.get(call) is not match:
         return False
+    reference, port = evidence.alignment.reference, evidence.alignment.port
     partner = evidence.alignment.partner
     return any(
-        inner in partner and match not in enclosing_calls(partner[inner])
-        for call, match in (calls, calls[::-1])
-        for inner in _calls_inside(call)
+        inner in partner and not _is_inside(partner[inner], there)
+        for program, here, there in ((reference, call, match), (port, match, call))
+        for inner in _calls_inside(program, here)
     )
 
 
-def _calls_inside(call: ModuleCall) -> Iterator[ModuleCall]:
-    for child in call.children:
-        yield child
-        yield from _calls_inside(child)
+def _calls_inside(program: Program, call: ModuleCall) -> Iterator[ModuleCall]:
+    """Yield the calls during a call, also those of modules that it does not own."""
+    if call.exited - call.entered > 1:
+        yield from (inner for inner in program.calls if _is_inside(inner, call))
+
+
+def _is_inside(inner: ModuleCall, call: ModuleCall) -> bool:
+    return call.entered < inner.entered and inner.exited < call.exited
 
 
 def _is_read_reordered(evidence: Evidence, pair: TensorPair) -> bool:
