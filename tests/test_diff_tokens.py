@@ -84,6 +84,13 @@ def left_padded(model: nn.Module) -> None:
     model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
 
 
+def left_padded_with_static_cache(model: Any) -> None:
+    ids = torch.cat((torch.zeros(2, 3, dtype=torch.long), IDS), 1)
+    mask = (torch.arange(13) >= 3).long().expand(2, -1)
+    cache = {"cache_implementation": "static", "disable_compile": True}
+    model.generate(ids, attention_mask=mask, max_new_tokens=1, **cache)
+
+
 def right_padded(model: nn.Module) -> None:
     ids = torch.cat((IDS, torch.zeros(2, 3, dtype=torch.long)), 1)
     model(ids, attention_mask=(torch.arange(13) < 10).long().expand(2, -1), use_cache=False)
@@ -120,6 +127,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prefill_and_decode,
         chunked_prefill,
         left_padded,
+        left_padded_with_static_cache,
         right_padded,
         one_by_one_in_another_order,
         last_logits_only,
@@ -634,6 +642,127 @@ def test_logits_are_compared_after_what_the_model_does_to_them(
         assert report.first is not None
         assert report.first.port_module == "logits_processor"
         assert "times 2" in report.first.explanation
+
+
+def test_logits_as_wide_as_the_hidden_states_are_not_compared_with_them(
+    tmp_path: Path, engine_tokens: None
+) -> None:
+    def wide_config(**sizes: Any) -> LlamaConfig:
+        return LlamaConfig(**sizes | {"hidden_size": sizes["vocab_size"]})
+
+    model = LlamaForCausalLM, wide_config
+    report = compare_engine(tmp_path, lambda engine: None, ServingEngine, model)
+    assert (report.verdict, report.harmless) == ("match", [])
+
+
+# -- what an engine does in code between modules
+
+
+def replace_mlp(engine: Any, mlp: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    """Have the last layer compute `mlp(layer, normed, residual)` in place of its MLP."""
+    layer = engine.layers[1]
+
+    def forward(hidden: Tensor, residual: Any, positions: Tensor, requests: Tensor) -> Any:
+        hidden, residual = layer.input_layernorm(hidden, residual)
+        hidden = layer.self_attn(hidden, positions, requests)
+        hidden, residual = layer.post_attention_layernorm(hidden, residual)
+        return mlp(layer, hidden, residual), residual
+
+    layer.forward = forward
+
+
+def mlp_of_another_layer(engine: Any) -> None:
+    replace_mlp(engine, lambda layer, normed, residual: engine.layers[0].mlp(normed))
+
+
+def mlp_of_the_residual(engine: Any) -> None:
+    replace_mlp(engine, lambda layer, normed, residual: layer.mlp(residual))
+
+
+class Runner(nn.Module):
+    """Calls a module of its layer, which has two names then."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.called = mlp
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.called(hidden)
+        return out
+
+
+def mlp_under_another_name(engine: Any) -> None:
+    engine.layers[1].runner = Runner(engine.layers[1].mlp)
+    replace_mlp(engine, lambda layer, normed, residual: layer.runner(normed))
+
+
+def scaled_mlp_under_another_name(engine: Any) -> None:
+    mlp_under_another_name(engine)
+    forward = engine.layers[1].mlp.forward
+    engine.layers[1].mlp.forward = lambda hidden: forward(hidden) * 1.05
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "side", "words"),
+    [
+        (mlp_of_another_layer, "layers.1.mlp", "output", "in whose place layers.0.mlp is called"),
+        (mlp_of_the_residual, "layers.1.mlp", "input", "Every token"),
+        (scaled_mlp_under_another_name, "layers.1.mlp", "output", "times 1.05"),
+    ],
+)
+def test_code_that_hands_on_or_calls_something_else_is_named(
+    tmp_path: Path,
+    engine_tokens: None,
+    fault: Callable[[Any], None],
+    module: str,
+    side: str,
+    words: str,
+) -> None:
+    first = compare_engine(tmp_path, fault, ServingEngine).first
+    assert first is not None
+    assert (first.port_module, first.port_side) == (module, side)
+    assert words in first.explanation
+
+
+def test_a_module_that_is_called_by_another_name_matches(
+    tmp_path: Path, engine_tokens: None
+) -> None:
+    report = compare_engine(tmp_path, mlp_under_another_name, ServingEngine)
+    assert report.verdict == "match"
+    assert ("model.layers.1.mlp", "layers.1.mlp") in {
+        (pair.module, pair.port_module) for pair in report.compared
+    }
+
+
+@pytest.mark.parametrize("factor", [3.0, 3.0003])
+def test_a_factor_of_the_embedding_may_be_in_code(
+    tmp_path: Path, engine_tokens: None, factor: float
+) -> None:
+    class ScaledEmbedding(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * 3.0
+
+    class ScalingEngine(ServingEngine):
+        def hidden_states(self, ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+            hidden, residual = self.embed_tokens(ids) * factor, None
+            for layer in self.layers:
+                hidden, residual = layer(hidden, residual, positions, requests)
+            normed: Tensor = self.norm(hidden, residual)[0]
+            return normed
+
+    model = make(LlamaForCausalLM, LlamaConfig)
+    engine = ScalingEngine(model)
+    model.model.embed_tokens.__class__ = ScaledEmbedding
+    report = diff(
+        record(tmp_path / "reference.jsonl", whole, model),
+        record(tmp_path / "engine.jsonl", serve, engine),
+    )
+    if factor == 3.0:
+        assert report.verdict == "match"
+    else:
+        assert report.first is not None
+        assert (report.first.port_module, report.first.port_side) == ("layers.0", "input")
+        assert "times 1.0001" in report.first.explanation
 
 
 # -- a module that the engine does not have

@@ -6,6 +6,7 @@ from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.faults import Fault, Location
+from otel_torch.parity.missing_modules import called_instead
 from otel_torch.parity.parameter_names import pattern
 
 _DIFFERENCES = {
@@ -115,8 +116,10 @@ def _explain_missing(fault: Fault, alignment: Alignment) -> str:
 
 def _instead(called: Location | None, alignment: Alignment) -> str:
     """Return what the other side calls in place of a module, "" if nothing."""
-    partner = None if called is None or called.call is None else alignment.partner.get(called.call)
-    return "" if partner is None else f", in whose place {partner.module} is called there"
+    if called is None or called.call is None:
+        return ""
+    call = called_instead(alignment, called.call)
+    return "" if call is None else f", in whose place {call.module} is called there"
 
 
 def _module_name(location: Location | None) -> str:

@@ -268,7 +268,7 @@ def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:
 
 
 def _tensors_after(call: ModuleCall) -> Iterator[Role]:
-    """Yield the tensors of what the same module calls afterwards, and then its outputs, in order."""
+    """Yield the tensors of what the same module calls afterwards, and then its outputs."""
     if call.parent is None:
         return
     siblings = call.parent.children

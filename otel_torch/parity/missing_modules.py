@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_torch.parity.align import enclosing_calls
+from otel_torch.parity.align import Alignment, enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Program, enclosing_names
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, Location, MissingModule
@@ -96,14 +96,23 @@ def _replaced_container(
     evidence: Evidence, module: MissingModule, call: ModuleCall
 ) -> Fault | None:
     """Return the fault of the module around a missing one that another block's is called for."""
-    modules = evidence.alignment.modules
-    for outer in enclosing_calls(call) if module.port_is_idle else ():
-        partner = evidence.alignment.partner.get(outer)
-        place = counterpart(outer.module_path, modules.matched)
-        if partner is None or partner.module_path == place:
-            continue
-        if pattern(partner.module) == pattern(place[1]):
+    for outer in (call, *enclosing_calls(call)) if module.port_is_idle else ():
+        if called_instead(evidence.alignment, outer) is not None:
+            place = counterpart(outer.module_path, evidence.alignment.modules.matched)
             return MissingModule(outer.module_path, place, port_is_idle=True).fault(outer)
+    return None
+
+
+def called_instead(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
+    """Return the port's call of another block's module in place of the reference's, if any."""
+    partner = alignment.partner
+    place = counterpart(call.module_path, alignment.modules.matched)
+    parent = None if call.parent is None else partner.get(call.parent)
+    candidates = [partner[call]] if call in partner else [] if parent is None else parent.children
+    for candidate in candidates:
+        is_same_module = pattern(candidate.module) == pattern(place[1])
+        if is_same_module and candidate.module_path != place:
+            return candidate
     return None
 
 
