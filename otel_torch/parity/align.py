@@ -24,7 +24,7 @@ import numpy as np
 
 from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePairs, ModulePath
-from otel_torch.parity.pair_roles import computed_roles, pair_roles
+from otel_torch.parity.pair_roles import computed_roles, has_equal_sum, pair_roles
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.rules import ORDER_BLIND, Floats, fused_errors
 from otel_torch.parity.sides import Sides
@@ -153,13 +153,13 @@ def _pair_in_order(
 
 
 def _share_input(comparer: Comparer, reference: ModuleCall, port: ModuleCall) -> bool:
-    """Return whether an input of one call is an input of the other."""
+    """Return whether an input of one call is an input of the other, or the sum of two of them."""
     return any(
         comparer.is_equal(first.value, second.value)
         for first in reference.inputs
         for second in port.inputs
         if not first.value.is_constant
-    )
+    ) or has_equal_sum(comparer, reference.inputs, port.inputs)
 
 
 def _pair_tensors_of_paired_calls(alignment: Alignment) -> None:

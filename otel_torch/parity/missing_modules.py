@@ -29,7 +29,7 @@ def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault
             continue
         fault = (
             _skipping_container(evidence, module)
-            or _replaced_container(evidence, module, call)
+            or _widened(evidence, module, call)
             or module.fault(call)
         )
         faults.append((call.entered, len(module.called[1]), fault))
@@ -92,15 +92,27 @@ def is_inside_or_same(path: ModulePath, container: ModulePath) -> bool:
     return not name or path[1] == name or path[1].startswith(f"{name}.")
 
 
-def _replaced_container(
-    evidence: Evidence, module: MissingModule, call: ModuleCall
-) -> Fault | None:
-    """Return the fault of the module around a missing one that another block's is called for."""
-    for outer in (call, *enclosing_calls(call)) if module.port_is_idle else ():
-        if called_instead(evidence.alignment, outer) is not None:
-            place = counterpart(outer.module_path, evidence.alignment.modules.matched)
+def _widened(evidence: Evidence, module: MissingModule, call: ModuleCall) -> Fault | None:
+    """Return the fault of the outermost module around a missing one that is not called either.
+
+    Another block's may be called in its place. A module around one call only adds nothing.
+    """
+    if not module.port_is_idle:
+        return None
+    for outer in reversed((call, *enclosing_calls(call))):
+        place = counterpart(outer.module_path, evidence.alignment.modules.matched)
+        is_idle = len(outer.children) > 1 and _is_idle(evidence, outer, place)
+        if is_idle or called_instead(evidence.alignment, outer) is not None:
             return MissingModule(outer.module_path, place, port_is_idle=True).fault(outer)
     return None
+
+
+def _is_idle(evidence: Evidence, call: ModuleCall, place: ModulePath) -> bool:
+    """Return whether the port calls nothing in place of a call of the reference."""
+    alignment = evidence.alignment
+    return call not in alignment.partner and not any(
+        is_inside_or_same(called.module_path, place) for called in alignment.port.calls
+    )
 
 
 def called_instead(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
@@ -110,8 +122,9 @@ def called_instead(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
     parent = None if call.parent is None else partner.get(call.parent)
     candidates = [partner[call]] if call in partner else [] if parent is None else parent.children
     for candidate in candidates:
+        is_free = partner.get(candidate) in (None, call)
         is_same_module = pattern(candidate.module) == pattern(place[1])
-        if is_same_module and candidate.module_path != place:
+        if is_free and is_same_module and candidate.module_path != place:
             return candidate
     return None
 

@@ -240,6 +240,18 @@ _PASSES: tuple[Callable[[_RolePairing], None], ...] = (
 )
 
 
+def has_equal_sum(comparer: Comparer, reference: Sequence[Role], port: Sequence[Role]) -> bool:
+    """Return whether two tensors of one side add up to one of the other side."""
+    if max(len(reference), len(port)) > MOST_SEARCHED_ROLES:
+        return False
+    return any(
+        _matching_sum(comparer, whole, parts) is not None
+        for wholes, others in ((reference, port), (port, reference))
+        for whole in wholes
+        for parts in itertools.combinations(others, 2)
+    )
+
+
 def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> Relation | None:
     """Return how a tensor compares with the sum of two, None unless they are equal."""
     values = [role.value for role in (whole, *parts)]
