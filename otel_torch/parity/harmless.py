@@ -12,6 +12,7 @@ import numpy as np
 from otel_torch.parity.align import enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Program, Role, Sketch, summed_sketch
 from otel_torch.parity.evidence import Evidence, is_informative
+from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.tensor_pair import TensorPair
 
 # how many of the next tensors are searched for a value that is made later
@@ -236,13 +237,30 @@ def _is_inside(inner: ModuleCall, call: ModuleCall) -> bool:
 def _is_read_reordered(evidence: Evidence, pair: TensorPair) -> bool:
     """Return whether code reads this output in an order of its own, as that of fused heads.
 
-    Its tokens have the reference's norms, no module receives it as it is, and what the same module
-    computes afterwards is right, with an input among it that this output was needed for.
+    Its tokens have the reference's norms, and no module receives it as it is. What the same module
+    computes afterwards is right, in this block or in another one, with an input among it that this
+    output was needed for.
     """
+    return _is_another_order(pair) and any(
+        _is_used_rightly(evidence, other)
+        for other in evidence.alignment.pairs
+        if _block_names(other) == _block_names(pair) and _is_another_order(other)
+    )
+
+
+def _is_another_order(pair: TensorPair) -> bool:
+    is_received = any(use.side == "input" for use in pair.port[0].value.roles)
+    is_output = pair.is_output and pair.is_single and not pair.is_right
+    return is_output and not is_received and _have_equal_norms(pair)
+
+
+def _block_names(pair: TensorPair) -> tuple[str, str]:
+    return pattern(pair.reference[0].call.module), pattern(pair.port[0].call.module)
+
+
+def _is_used_rightly(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether what the calling module computes after an output, and of it, is right."""
     own = pair.port[0]
-    is_received = any(use.side == "input" for use in own.value.roles)
-    if not pair.is_output or not pair.is_single or is_received or not _have_equal_norms(pair):
-        return False
     later = [
         other
         for other in evidence.alignment.pairs
