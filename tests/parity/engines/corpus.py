@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.parity.engines import attention_faults, faults
+from tests.parity.engines import attention_faults, code_faults, faults
 from tests.parity.engines.faults import Plant
 
 
@@ -26,9 +26,11 @@ CLEAN = (
     *(Engine(family) for family in ("mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe")),
     *(Engine(family) for family in ("gemma2", "granite", "cohere", "gpt2", "opt", "gpt-oss")),
     *(Engine(f"llama-{name}") for name in ("generated", "packed", "samples", "adapters")),
-    Engine("gemma4"),
+    *(Engine(f"llama-{name}") for name in ("static", "multi-query")),
+    *(Engine(family) for family in ("gemma3", "gemma4", "glm4-moe", "qwen2-moe")),
     *(Engine(family, "bfloat16") for family in ("llama", "qwen3", "mixtral")),
-    *(Engine(family, compiled=True) for family in ("llama", "qwen3", "mixtral")),
+    *(Engine(family, "bfloat16") for family in ("llama-preempted", "llama-multi-query", "bloom")),
+    *(Engine(family, compiled=True) for family in ("llama", "qwen3", "mixtral", "qwen2-moe")),
 )
 
 # the words that say at which tokens a fault shows
@@ -167,5 +169,21 @@ FAULTS: Mapping[str, Fault] = {
     "layer_left_out": Fault("gpt2", faults.leave_out("transformer.h.1"), "transformer.h.1"),
     "learned_positions_shifted": Fault("opt", faults.set_attribute("model.decoder.embed_positions", "offset", 0), "model.decoder.embed_positions", (EVERY,)),
     "fc1_without_bias": Fault("opt", faults.drop_bias("model.decoder.layers.1.fc1"), "model.decoder.layers.1.fc1", (EVERY,)),
+    "mlp_of_first_layer": Fault("llama", code_faults.change_layer(code_faults.call_mlp_of_first_layer), _MLP, ("in whose place model.layers.0.mlp is called",)),
+    "mlp_of_residual": Fault("llama", code_faults.change_layer(code_faults.call_mlp_with_residual), _MLP, (EVERY,), side="input"),
+    "attention_left_out": Fault("llama", code_faults.change_layer(code_faults.leave_out_attention), _ATTENTION, (_LEFT_OUT,)),
+    "first_norm_twice": Fault("llama", code_faults.change_layer(code_faults.call_first_norm_twice), _NORM, (_LEFT_OUT,)),
+    "rotation_left_out": Fault("llama", code_faults.change_attention_code(code_faults.leave_out_rotation), _ATTN, (ROTATED,), side="input"),
+    "keys_for_values": Fault("llama", code_faults.change_attention_code(code_faults.take_keys_for_values), _ATTN, (EVERY,), side="input"),
+    "stale_row_in_decoding": Fault("llama", code_faults.repeat_last_row(f"{_MLP}.down_proj"), f"{_MLP}.down_proj", ("of request 2",)),
+    "words_masked": Fault("llama", faults.change_output("logits_processor", code_faults.mask_words), "logits_processor", ("finite in one program only",)),
+    "cache_in_fp8": Fault("llama-fp8-cache", faults.leave_as_it_is, _FIRST_ATTN, (EVERY,)),
+    "norm_of_rounded_input": Fault("llama-multi-query", code_faults.round_input(_NORM), _NORM, (EVERY,)),
+    "bias_added_twice": Fault("llama-multi-query", code_faults.add_bias_again(_O), _O, (EVERY,)),
+    "norms_of_heads_exchanged": Fault("gemma3", code_faults.exchange_norms_of_heads, f"{_ATTENTION}.q_norm", (EVERY,)),
+    "embedding_scaled_slightly": Fault("gemma3", code_faults.scale_embedding_in_code(1.0001), "model.layers.0", (_factor(1.0001),), side="input"),
+    "exact_gelu": Fault("bloom", faults.leave_as_it_is, "transformer.h.0.mlp.gelu_impl", (EVERY,)),
+    "shared_experts_scaled": Fault("glm4-moe", faults.change_output(f"{_MLP}.shared_experts", faults.times(1.05)), f"{_MLP}.shared_experts", (_factor(1.05),)),
+    "last_expert_dropped": Fault("qwen2-moe", faults.change_routing(code_faults.drop_last_expert), f"{_MLP}.experts", (EVERY,)),
     "one_expert_scaled_gpt_oss": Fault("gpt-oss", faults.change_routing(faults.scale_one_expert), f"{_MLP}.experts"),
 }  # fmt: skip

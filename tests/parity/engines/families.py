@@ -24,6 +24,11 @@ PROMPTS: Prompts = ((3, 14, 15, 92, 65, 35, 89, 79, 32, 38), (46, 26, 43), (38, 
 # the beginning of both fills a block of the engine's cache
 _BLOCK = 32
 _SHARED = tuple(range(40, 40 + _BLOCK))
+# each needs a second block while decoding, and there are too few for all
+LONG_PROMPTS: Prompts = tuple(
+    tuple((7 * index + 11 * request) % 200 + 20 for index in range(length))
+    for request, length in enumerate((30, 29, 28))
+)
 PROMPTS_OF_ONE_PREFIX: Prompts = ((*_SHARED, 5, 6, 7), (*_SHARED, 8, 9))
 
 _SIZES: dict[str, Any] = {
@@ -52,7 +57,7 @@ def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
         model(ids, attention_mask=mask)
 
 
-def generate(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+def generate(checkpoint: Path, dtype: str, tokens: list[list[int]], **settings: Any) -> None:
     """Compute the prompts padded on the left, and then one token of each request at a time."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=getattr(torch, dtype)
@@ -62,7 +67,12 @@ def generate(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
     ids = torch.tensor([[0] * (length - len(row)) + row for row in prompts])
     mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in prompts])
     lengths = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
-    model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
+    model.generate(ids, attention_mask=mask, do_sample=False, **lengths, **settings)
+
+
+def generate_with_static_cache(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute as `generate`, with a cache of fixed size and a mask for each query."""
+    generate(checkpoint, dtype, tokens, cache_implementation="static", disable_compile=True)
 
 
 def forward_packed(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
@@ -118,6 +128,29 @@ FAMILIES = {
         "Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     ),
     "llama-generated": Family("Llama", reference=generate),
+    "llama-static": Family("Llama", reference=generate_with_static_cache),
+    # requests are preempted, and computed again
+    "llama-preempted": Family(
+        "Llama",
+        engine={"num_gpu_blocks_override": 5, "block_size": _BLOCK},
+        prompts=LONG_PROMPTS,
+        chunk=16,
+    ),
+    # one key head for all queries; hidden states as wide as the logits
+    "llama-multi-query": Family(
+        "Llama",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 320,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        chunk=16,
+    ),
+    "llama-fp8-cache": Family("Llama", engine={"kv_cache_dtype": "fp8"}),
     "llama-packed": Family("Llama", reference=forward_packed),
     "llama-samples": Family("Llama", samples=3),
     "llama-adapters": Family("Llama", engine={"enable_lora": True, "max_lora_rank": 8}),
@@ -130,6 +163,17 @@ FAMILIES = {
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 4.0,
         },
+    ),
+    "gemma3": Family(
+        "Gemma3Text",
+        {
+            "sliding_window": 5,
+            "num_hidden_layers": 4,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 40,
+            "tie_word_embeddings": True,
+        },
+        chunk=6,
     ),
     "gemma4": Family(
         "Gemma4Text",
@@ -166,6 +210,35 @@ FAMILIES = {
         "GPT2", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 192}
     ),
     "opt": Family("OPT", {"ffn_dim": 192, "word_embed_proj_dim": 128, "pad_token_id": 1}),
+    # heads of its fused projection are in another order in vLLM
+    "bloom": Family("Bloom", {"n_layer": 3, "n_head": 4, "tie_word_embeddings": True}),
+    # shared experts: inside the experts of vLLM, under another name; with their gate inside
+    "glm4-moe": Family(
+        "Glm4Moe",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "qwen2-moe": Family(
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+            "num_key_value_heads": 1,
+        },
+        chunk=6,
+    ),
     "gpt-oss": Family(
         "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4}
     ),
