@@ -71,6 +71,14 @@ def test_positions_and_requests_follow_from_the_arguments(
     assert requests is None or stats["requests"] == requests
 
 
+def test_the_arguments_of_a_compiled_model_have_the_names_of_its_own() -> None:
+    model = torch.compile(LanguageModel(), backend="eager")
+    with recording(capture="tokens") as sink:
+        model(IDS, MASK)
+    (stats,) = [record.stats for record in sink.records if record.phase == "tokens"]
+    assert stats["positions"] == [-1, 0, 1, 0, 1, 2]
+
+
 def test_the_tokens_of_a_packed_batch() -> None:
     ids = torch.tensor([7, 8, 9])
     (stats,) = recorded_tokens(ids, positions=torch.tensor([0, 1, 0]))

@@ -185,9 +185,7 @@ def _pair_fused_modules(alignment: Alignment) -> None:
     """
     further = alignment.further_calls()
     reference, port = Sides(alignment.reference, alignment.port).map(
-        lambda side: _by_module(
-            call for call in side.calls if further.isdisjoint(enclosing_calls(call))
-        )
+        lambda side: _by_module(_calls_outside(side, further))
     )
     for whole, parts in alignment.modules.parts.items():
         part_calls = [reference.get(part, []) for part in parts]
@@ -400,12 +398,15 @@ def _pairable_calls(alignment: Alignment, program: Program) -> list[ModuleCall]:
     Those have none that the user's map keeps unpaired, or that run in a further call of a block.
     """
     unpaired = alignment.modules.unpaired[0 if program is alignment.reference else 1]
-    further = alignment.further_calls()
-    return [
-        call
-        for call in program.calls
-        if call.module_path not in unpaired and further.isdisjoint(enclosing_calls(call))
-    ]
+    calls = _calls_outside(program, alignment.further_calls())
+    return [call for call in calls if call.module_path not in unpaired]
+
+
+def _calls_outside(program: Program, excluded: set[ModuleCall]) -> list[ModuleCall]:
+    """Return the calls of a program that run in none of the excluded ones."""
+    if not excluded:
+        return program.calls
+    return [call for call in program.calls if excluded.isdisjoint(enclosing_calls(call))]
 
 
 def _is_unpaired_leaf(alignment: Alignment, call: ModuleCall) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_torch.parity.align import enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
 from otel_torch.parity.evidence import Evidence, is_informative, returns_input, wrong_role
 from otel_torch.parity.faults import Fault, Location, kind_of
@@ -64,19 +63,8 @@ def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
         )
         if is_unlike and not did_no_harm:
             kind = kind_of(first.relation)
-            place = _place_of_further_call(evidence, role) or Location.of(role)
-            return Fault(kind, fault.reference, place, first, first.relation)
+            return Fault(kind, fault.reference, Location.of(role), first, first.relation)
     return None
-
-
-def _place_of_further_call(evidence: Evidence, role: Role) -> Location | None:
-    """Return the outermost call around a value that the reference does not make, or None.
-
-    The port calls a module more often, and everything in that call is unlike its siblings.
-    """
-    further = evidence.alignment.further_calls()
-    calls = [call for call in (role.call, *enclosing_calls(role.call)) if call in further]
-    return Location.of_module(calls[-1].module_path, calls[-1]) if calls else None
 
 
 def _is_unlike_siblings(evidence: Evidence, role: Role, first: TensorPair) -> bool:

@@ -29,6 +29,7 @@ from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
 from otel_torch.sources.models import Model
+from otel_torch.sources.module_names import core
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall
 from otel_torch.sources.updates import OptimizerStep
@@ -158,7 +159,9 @@ def tokens_of_arguments(
     >>> tokens.positions, tokens.requests
     (tensor([[-1,  0,  1]]), tensor([[-1,  0,  0]]))
     """
-    arguments = {**dict(zip(argument_names(module), args, strict=False)), **kwargs}
+    # a wrapper, such as that of torch.compile, takes any arguments
+    names = argument_names(core(module))
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     ids, embeddings = arguments.get("input_ids"), arguments.get("inputs_embeds")
     if isinstance(ids, Tensor) and ids.dim() in (1, 2):
         shape, device = ids.shape, ids.device

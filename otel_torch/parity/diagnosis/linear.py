@@ -31,9 +31,9 @@ _FEWEST, _FEWEST_FOR_TWO = 8, 32
 # all pairs of so many tensors are tried
 _MOST_IN_PAIRS = 64
 # how close to a whole number a factor is read as one
+_WHOLE = 2e-3
 # a factor this close to 1 is written with more digits
 _NEAR_ONE = 1e-3
-_WHOLE = 2e-3
 
 
 def fit(target: Vector, columns: Sequence[Vector]) -> tuple[Vector, float]:

@@ -10,6 +10,8 @@ in a module that it calls once the model has returned hidden states:
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Program, Role
 from otel_torch.parity.evidence import is_informative
@@ -32,38 +34,30 @@ def find_final_outputs(
     Args:
         coverage: Which tokens the modules of either side have.
     """
-    pairs = Sides(
-        [*modules.matched.items()], [(port, module) for module, port in modules.matched.items()]
+    pairs = list(modules.matched.items())
+    turned = [(port, reference) for reference, port in pairs]
+    return Sides(
+        _tokens_of_outputs(tensors.reference, tensors.port, pairs, coverage.port)
+        | _tokens_of_makers(tensors.reference, set(modules.matched), coverage.reference),
+        _tokens_of_outputs(tensors.port, tensors.reference, turned, coverage.reference)
+        | _tokens_of_makers(tensors.port, set(modules.matched.values()), coverage.port),
     )
-    makers = Sides(
-        _makers_of_outputs(tensors.reference, dict(pairs.reference)),
-        _makers_of_outputs(tensors.port, dict(pairs.port)),
-    )
-    made = Sides(
-        *(
-            {key: covered[path] & side[key].present for key, path in made_by.items()}
-            for side, made_by, covered in zip(tensors, makers, coverage, strict=True)
-        )
-    )
-    found = Sides(
-        _tokens_of_outputs(tensors.reference, tensors.port, pairs.reference, coverage.port),
-        _tokens_of_outputs(tensors.port, tensors.reference, pairs.port, coverage.reference),
-    )
-    return Sides(found.reference | made.reference, found.port | made.port)
 
 
-def _makers_of_outputs(
-    own: dict[TensorKey, MergedTensor], matched: dict[ModulePath, ModulePath]
-) -> dict[TensorKey, ModulePath]:
-    """Return the paired module that made an output of the model, for those that have one."""
-    return {
-        key: maker[:2]
+def _tokens_of_makers(
+    own: dict[TensorKey, MergedTensor], paired: Set[ModulePath], coverage: dict[ModulePath, Flags]
+) -> dict[TensorKey, Flags]:
+    found = {}
+    makers = [
+        (key[:2], tensor)
         for key, tensor in own.items()
-        if _is_output_of_model(key)
-        for maker, rival in own.items()
-        if maker[1] and maker[2].startswith("out") and maker[:2] in matched
-        if rival.values == tensor.values
-    }
+        if key[1] and key[2].startswith("out") and key[:2] in paired
+    ]
+    for key, tensor in own.items():
+        for path, made in makers if _is_output_of_model(key) else ():
+            if made.values == tensor.values:
+                found[key] = coverage[path] & tensor.present
+    return found
 
 
 def _tokens_of_outputs(

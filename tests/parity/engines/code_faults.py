@@ -59,6 +59,19 @@ def call_first_norm_twice(
     return layer.mlp(hidden), residual
 
 
+def run_layer_twice(model: Any) -> None:
+    """Run a layer again. From the second chunk on, the first run reads what the second one wrote."""
+    inner = model.model
+
+    def forward(original: Any, input_ids: Tensor, positions: Tensor, *args: Any, **_: Any) -> Any:
+        hidden, residual = inner.embed_tokens(input_ids), None
+        for layer in (*inner.layers[: LAYER + 1], *inner.layers[LAYER:]):
+            hidden, residual = layer(positions, hidden, residual)
+        return inner.norm(hidden, residual)[0]
+
+    replace_forward(inner, forward)
+
+
 def change_attention_code(
     change: Callable[[Any, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
 ) -> Plant:

@@ -50,13 +50,13 @@ def _said(report: Report) -> str:
 def main() -> None:
     # before torch is imported, which starts threads that no fork would have
     os.environ.update(ENVIRONMENT)
-    from tests.parity.engines.corpus import CLEAN, FAULTS, Engine
+    from tests.parity.engines.corpus import CLEAN, FAULTS, FURTHER, Engine
     from tests.parity.engines.recorder import compare
 
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--only", default="", help="only engines and faults with this word")
     only = arguments.parse_args().only
-    cases = [(engine, "") for engine in CLEAN] + [
+    cases = [(engine, "") for engine in (*CLEAN, *FURTHER)] + [
         (Engine(fault.family), name) for name, fault in FAULTS.items()
     ]
     chosen = sorted((case for case in cases if only in f"{case[0]} {case[1]}"), key=str)
