@@ -218,7 +218,7 @@ def _contains_another_step(evidence: Evidence, pair: TensorPair) -> bool:
     reference, port = evidence.alignment.reference, evidence.alignment.port
     partner = evidence.alignment.partner
     return any(
-        inner in partner and not _is_inside(partner[inner], there)
+        inner in partner and partner[inner].entered > there.exited
         for program, here, there in ((reference, call, match), (port, match, call))
         for inner in _calls_inside(program, here)
     )
