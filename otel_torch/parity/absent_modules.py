@@ -12,6 +12,7 @@ from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.earlier_faults import KEEPS_NORM, possible_sources
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, MissingModule
+from otel_torch.parity.missing_modules import widened_fault
 from otel_torch.parity.modules import counterpart
 from otel_torch.parity.tensor_pair import TensorPair
 
@@ -31,7 +32,8 @@ def find_absent(evidence: Evidence, first: TensorPair) -> Fault | None:
         if call.module_path not in unpaired or place in called:
             continue
         if _is_left_out(evidence, call, first):
-            return MissingModule(call.module_path, place, port_is_idle=True).fault(call)
+            module = MissingModule(call.module_path, place, port_is_idle=True)
+            return widened_fault(evidence, module, call) or module.fault(call)
     return None
 
 

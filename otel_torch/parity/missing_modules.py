@@ -29,7 +29,7 @@ def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault
             continue
         fault = (
             _skipping_container(evidence, module)
-            or _widened(evidence, module, call)
+            or widened_fault(evidence, module, call)
             or module.fault(call)
         )
         faults.append((call.entered, len(module.called[1]), fault))
@@ -92,7 +92,7 @@ def is_inside_or_same(path: ModulePath, container: ModulePath) -> bool:
     return not name or path[1] == name or path[1].startswith(f"{name}.")
 
 
-def _widened(evidence: Evidence, module: MissingModule, call: ModuleCall) -> Fault | None:
+def widened_fault(evidence: Evidence, module: MissingModule, call: ModuleCall) -> Fault | None:
     """Return the fault of the outermost module around a missing one that is not called either.
 
     Another block's may be called in its place. A module around one call only adds nothing.
@@ -108,10 +108,18 @@ def _widened(evidence: Evidence, module: MissingModule, call: ModuleCall) -> Fau
 
 
 def _is_idle(evidence: Evidence, call: ModuleCall, place: ModulePath) -> bool:
-    """Return whether the port calls nothing in place of a call of the reference."""
+    """Return whether the port calls nothing in place of a call of the reference, or inside it."""
     alignment = evidence.alignment
-    return call not in alignment.partner and not any(
-        is_inside_or_same(called.module_path, place) for called in alignment.port.calls
+    calls = alignment.port.calls
+    return not _has_partner(alignment, call) and not any(
+        is_inside_or_same(called.module_path, place) for called in calls
+    )
+
+
+def _has_partner(alignment: Alignment, call: ModuleCall) -> bool:
+    """Return whether a call, or one inside it, has a partner."""
+    return call in alignment.partner or any(
+        _has_partner(alignment, child) for child in call.children
     )
 
 
