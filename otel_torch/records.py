@@ -18,6 +18,8 @@ Statistic = float | int | str | list[int]
 FINGERPRINTS = frozenset({"sketch", "part_sketches", "row_sketch", "hash", "rows"})
 # whose records are parameters: before the first forward, and after each optimizer step
 PARAMETER_PHASES = frozenset({"attach", "update"})
+# of a forward as the program runs it, in training and not
+FORWARD_PHASES = ("forward", "eval")
 
 # whose records say which tokens a forward computes
 TOKENS = "tokens"

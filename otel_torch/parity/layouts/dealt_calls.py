@@ -23,9 +23,9 @@ from otel_torch.parity.layouts.numbering import Numbering
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
+from otel_torch.records import FORWARD_PHASES
 
-_FORWARD_PHASES = ("forward", "eval")
-_INSIDE_PHASES = (*_FORWARD_PHASES, "recompute", "backward")
+_INSIDE_PHASES = (*FORWARD_PHASES, "recompute", "backward")
 _SAME = 1e-4  # relative distance of equal inputs
 _MOST = 0.5  # this part of the inputs that can be compared agrees, at least
 _CallKey = tuple[str, Any, Any, int]  # module, loop, step, call
@@ -168,7 +168,7 @@ def _forwards_of(path: Path) -> dict[str, list[_Forward]]:
         if row.get("value") is not None and sketch is not None:
             sketches[row["value"]] = sketch
         order = row.get("order")
-        if row.get("phase") not in _FORWARD_PHASES or not order or order[0] is None:
+        if row.get("phase") not in FORWARD_PHASES or not order or order[0] is None:
             continue
         of_model = forwards.setdefault(model, [])
         if not module and (not of_model or of_model[-1].first != order[0]):

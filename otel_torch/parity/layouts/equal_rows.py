@@ -14,6 +14,7 @@ from otel_torch.parity.finding import Cause
 from otel_torch.parity.layouts.judged_places import JudgedPlace
 from otel_torch.parity.layouts.rank_layout import relative_distance
 from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow
+from otel_torch.records import FORWARD_PHASES
 
 Groups = frozenset[frozenset[int]]
 # relative distance up to which numbers are equal on two ranks
@@ -50,7 +51,7 @@ class EqualRows:
             name = tensor.removeprefix(PARAMETER_GRADIENT)
             expected = self._parameters.get((model, module, name))
             what = "the same part of the parameter"
-        elif phase in ("forward", "eval"):
+        elif phase in FORWARD_PHASES:
             if not entry.is_wrong:
                 self._activations = groups
                 return None

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.one_recording import OneRecording
-from otel_torch.parity.layouts.rank_rows import FORWARD_PHASES, PlaceKey
+from otel_torch.parity.layouts.rank_rows import PlaceKey
 from otel_torch.parity.layouts.wrong_places import WrongPlace
+from otel_torch.records import FORWARD_PHASES
 
 _WITH_PARAMETERS = (*FORWARD_PHASES, "attach")
 

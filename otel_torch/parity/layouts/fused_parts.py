@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from otel_torch.parity.call_graph import enclosing_names
 from otel_torch.parity.layouts.judged_places import JudgedPlace
 from otel_torch.parity.layouts.mesh_layout import recognize_on_mesh
-from otel_torch.parity.layouts.rank_rows import FORWARD_PHASES
 from otel_torch.parity.parameter_names import pattern
+from otel_torch.records import FORWARD_PHASES
 
 _PARAMETERS = ("param.", "param_grad.")
 

@@ -20,12 +20,12 @@ from otel_torch.parity.layouts.rank_layout import (
     terms_of,
 )
 from otel_torch.parity.layouts.rank_rows import (
-    FORWARD_PHASES,
     PARAMETER_GRADIENT,
     PlaceKey,
     RankRow,
     TensorPlace,
 )
+from otel_torch.records import FORWARD_PHASES
 
 TensorName = tuple[str, str, str]  # model, module, tensor
 _ACTIVATION_PHASES = (*FORWARD_PHASES, "backward")

@@ -33,7 +33,6 @@ from otel_torch.parity.layouts.merged_metadata import (
 from otel_torch.parity.layouts.numbering import number_ranks
 from otel_torch.parity.layouts.padded_tables import PaddedTables
 from otel_torch.parity.layouts.rank_rows import (
-    FORWARD_PHASES,
     PlaceKey,
     iterate_places,
     without_numbers,
@@ -51,7 +50,7 @@ from otel_torch.parity.layouts.wrong_places import (
     describe_wrong,
 )
 from otel_torch.recording.rows import Row
-from otel_torch.records import json_safe
+from otel_torch.records import FORWARD_PHASES, json_safe
 
 Warn = Callable[[str], None]
 # wrong places that are kept; the first ones matter

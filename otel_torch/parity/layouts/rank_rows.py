@@ -28,7 +28,6 @@ from otel_torch.statistics.sketch_format import SIZE
 PlaceKey = tuple[Any, ...]
 _KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
 PARAMETER_GRADIENT = "param_grad."
-FORWARD_PHASES = ("forward", "eval")
 # sketches kept for later rows of the same value
 _MOST_SKETCHES = 20_000
 

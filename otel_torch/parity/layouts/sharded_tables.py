@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from otel_torch.parity.layouts.judged_places import JudgedPlace
-from otel_torch.parity.layouts.rank_rows import FORWARD_PHASES
+from otel_torch.records import FORWARD_PHASES
 
 
 @dataclass(slots=True)
