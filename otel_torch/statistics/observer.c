@@ -460,14 +460,17 @@ static Object count_in_python(Object self, const Object *arguments, intptr_t cou
 
 /* -- called by native_functions.py -------------------------------------------------------------------------------------- */
 
-/* Sets the objects that are compared with and stored, in the order below; keeps them forever. */
+/* Sets the objects that are compared with and stored, in the order below, and keeps them until it gets others: some are a session's. */
 PUBLIC void observer_set_objects(const Object *objects) {
     Object *places[] = {&site_type,      &tuple_type,     &bytes_type,          &graph_task, &handled,
                         &plain_types,    &output_labels,  &argument_labels,     &keyword_labels,
                         &make_keyword_labels, &identify, &next_index, &measurement_name, &is_counted_name};
     for (unsigned index = 0; index < sizeof places / sizeof *places; index++) {
+        Object replaced = *places[index];
         python.keep(objects[index]);
         *places[index] = objects[index];
+        if (replaced)
+            python.release(replaced);
     }
 }
 
