@@ -63,6 +63,12 @@ enum { FASTCALL = 0x80 };
 extern Python python;
 extern Object none, tensor_type, parameter_type;
 
+/* Returns an object with a reference for the caller. */
+static inline Object kept(Object object) {
+    python.keep(object);
+    return object;
+}
+
 /* Returns the type of an object, which keeps it. */
 static inline Borrowed type_of(Object object) {
     Object type = python.type(object);

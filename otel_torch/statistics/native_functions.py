@@ -91,6 +91,7 @@ class ObjectFunctions:
             kind = _DLPACK_KINDS.get(name.removeprefix("torch.").rstrip("0123456789"))
             if kind is not None:
                 library.tensor_set_dtype(code, kind, 8 * dtype.itemsize, ctypes.py_object(name))
+        library.recognizer_set_version_name(ctypes.py_object("_version"))
         enter, leave, count_call = (_make(library.observer_function, index) for index in range(3))
         call_module = _make(library.module_call_function)
         encode = _make(library.lines_statistics), _make(library.lines_lines)
@@ -98,7 +99,6 @@ class ObjectFunctions:
 
     def set_objects(self, *objects: object) -> None:
         """Set the objects that `observer.c` compares with and stores, in its order."""
-        self.library.recognizer_set_version_name(ctypes.py_object("_version"))
         self.library.observer_set_objects(_array_of(objects))
 
     def set_call_objects(self, *objects: object) -> None:

@@ -59,16 +59,6 @@ static Object measurement_name, is_counted_name; /* of attributes of an identity
 /* types of values without tensors; labels of an output and of its items, of positional arguments, and by keyword */
 static Object plain_types, output_labels, argument_labels, keyword_labels, make_keyword_labels;
 
-static Object left_to_python(void) {
-    python.keep(none);
-    return none;
-}
-
-static Object was_handled(void) {
-    python.keep(handled);
-    return handled;
-}
-
 /* -- naming ----------------------------------------------------------------------------------------------------------- */
 
 /* Counts a call of a module and returns its number. */
@@ -228,10 +218,8 @@ static void find_row(const Call *call, CallTensor *tensor, int entering, int64_t
 static Object identity_of(const Call *call, const CallTensor *tensor) {
     int64_t forward = call->forward->number;
     Object identity = recognize(tensor->tensor, &tensor->readable, forward);
-    if (identity) {
-        python.keep(identity);
-        return identity;
-    }
+    if (identity)
+        return kept(identity);
     identity = python.call(identify, tensor->tensor, (Object)0);
     if (identity && is_recognizable(tensor->tensor))
         remember(tensor->tensor, &tensor->readable, identity, forward);
@@ -249,11 +237,11 @@ static int was_input(const Call *call, Object identity) {
 /* As `find_row`, with the tensor's identity, which keeps the row until its step has been read. */
 static void find_identity_and_row(const Call *call, CallTensor *tensor, int64_t now) {
     tensor->identity = identity_of(call, tensor);
-    Object kept = tensor->identity ? python.attribute(tensor->identity, measurement_name) : 0;
-    if (!kept)
+    Object measurement = tensor->identity ? python.attribute(tensor->identity, measurement_name) : 0;
+    if (!measurement)
         return;
-    if (type_of(kept) == bytes_type && !was_input(call, tensor->identity))
-        tensor->row = copied(kept, now);
+    if (type_of(measurement) == bytes_type && !was_input(call, tensor->identity))
+        tensor->row = copied(measurement, now);
     else if ((tensor->row = measured(&tensor->readable, now))) {
         Object is_counted = python.attribute(tensor->identity, is_counted_name);
         if (is_counted && python.is_true(is_counted))
@@ -261,7 +249,7 @@ static void find_identity_and_row(const Call *call, CallTensor *tensor, int64_t 
         if (is_counted)
             python.release(is_counted);
     }
-    python.release(kept);
+    python.release(measurement);
 }
 
 /* -- all rows of a call ------------------------------------------------------------------------------------------------- */
@@ -293,17 +281,16 @@ static int measure_all(Call *call, int entering) {
 
 /* Adds the pending rows of a call, and releases what it owns. */
 static void enqueue(const Call *call, int64_t number) {
+    int size = call->signature ? PARITY_FIELDS : PLAIN_FIELDS;
     for (int index = 0; index < call->size; index++) {
         const CallTensor *tensor = call->tensors + index;
-        Object item = python.new_tuple(call->signature ? PARITY_FIELDS : PLAIN_FIELDS);
+        Object item = python.new_tuple(size);
         Borrowed fields[] = {[SITE] = call->site, [NAME] = call->name, [LABEL] = tensor->label,
                              [CONTEXT] = call->forward->context, [ROW] = tensor->row,
                              [IDENTITY] = tensor->identity, [SIGNATURE] = call->signature, [TIMES] = call->times};
         ((Header *)python.bytes(tensor->row))->call = (int32_t)number;
-        for (int field = 0; item && field < (call->signature ? PARITY_FIELDS : PLAIN_FIELDS); field++) {
-            python.keep(fields[field]);
-            python.set_in_tuple(item, field, fields[field]);
-        }
+        for (int field = 0; item && field < size; field++)
+            python.set_in_tuple(item, field, kept(fields[field]));
         if (!item || python.append(call->queue, item))
             python.clear_error();
         if (item)
@@ -318,40 +305,32 @@ static void enqueue(const Call *call, int64_t number) {
 
 /* -- observing -------------------------------------------------------------------------------------------------------- */
 
-static Object new_none(void) {
-    python.keep(none);
-    return none;
-}
-
 /* Returns the next time of the clock of calls. */
 static Object new_time(void) {
     Object time = python.call(next_index, (Object)0);
-    return time ? time : new_none();
+    return time ? time : kept(none);
 }
 
 /* Returns the times of a call that is entered now; none outside of parity recordings. `parent`: the entered call around it. */
 static Object new_times(const Call *call, Borrowed parent) {
     if (!call->signature)
-        return new_none();
+        return kept(none);
     Borrowed times_of_parent = parent ? python.in_tuple(parent, ENTERED_TIMES) : none;
     Object times = python.new_list(TIMES_SIZE);
     if (!times)
-        return new_none();
+        return kept(none);
     Borrowed entry_of_parent = times_of_parent == none ? none : python.in_list(times_of_parent, ENTRY);
-    python.keep(entry_of_parent);
     python.set_in_list(times, ENTRY, new_time());
-    python.set_in_list(times, EXIT, new_none());
-    python.set_in_list(times, PARENT, entry_of_parent);
+    python.set_in_list(times, EXIT, kept(none));
+    python.set_in_list(times, PARENT, kept(entry_of_parent));
     return times;
 }
 
 /* Returns the identities of a call's tensors as a tuple. */
 static Object identities_of(const Call *call) {
     Object identities = python.new_tuple(call->signature ? call->size : 0);
-    for (int index = 0; identities && call->signature && index < call->size; index++) {
-        python.keep(call->tensors[index].identity);
-        python.set_in_tuple(identities, index, call->tensors[index].identity);
-    }
+    for (int index = 0; identities && call->signature && index < call->size; index++)
+        python.set_in_tuple(identities, index, kept(call->tensors[index].identity));
     return identities;
 }
 
@@ -370,11 +349,8 @@ static void push(Call *call, int64_t number) {
     call->times = new_times(call, parent);
     Object item = python.new_tuple(ENTERED_FIELDS);
     if (item) {
-        Borrowed kept[] = {call->site, call->forward->context, call->times};
-        for (int index = 0; index < 3; index++)
-            python.keep(kept[index]);
-        Object fields[] = {[ENTERED_SITE] = call->site,   [DEPTH] = python.new_whole(depth), [CALL] = python.new_whole(number),
-                           [ENTERED_CONTEXT] = call->forward->context, [ENTERED_TIMES] = call->times,
+        Object fields[] = {[ENTERED_SITE] = kept(call->site), [DEPTH] = python.new_whole(depth), [CALL] = python.new_whole(number),
+                           [ENTERED_CONTEXT] = kept(call->forward->context), [ENTERED_TIMES] = kept(call->times),
                            [ENTERED_INPUTS] = identities_of(call)};
         for (int field = 0; field < ENTERED_FIELDS; field++)
             python.set_in_tuple(item, field, fields[field]);
@@ -427,8 +403,7 @@ int observe_output(Object place, Object output) {
     if (call.entered) {
         number = python.as_number(python.in_tuple(call.entered, CALL));
         if (call.signature) {
-            call.times = python.in_tuple(call.entered, ENTERED_TIMES);
-            python.keep(call.times);
+            call.times = kept(python.in_tuple(call.entered, ENTERED_TIMES));
             python.set_in_list(call.times, EXIT, new_time());
         }
         intptr_t size = python.list_size(call.forward->entered);
@@ -443,19 +418,19 @@ int observe_output(Object place, Object output) {
  * are pending rows; None if nothing has happened. */
 static Object enter(Object self, const Object *arguments, intptr_t count) {
     (void)self;
-    return count == 3 && observe_inputs(arguments[0], arguments[1], arguments[2]) ? was_handled() : left_to_python();
+    return count == 3 && observe_inputs(arguments[0], arguments[1], arguments[2]) ? kept(handled) : kept(none);
 }
 
 /* leave(place, output) -> as `enter`, of a call that has run. */
 static Object leave(Object self, const Object *arguments, intptr_t count) {
     (void)self;
-    return count == 2 && observe_output(arguments[0], arguments[1]) ? was_handled() : left_to_python();
+    return count == 2 && observe_output(arguments[0], arguments[1]) ? kept(handled) : kept(none);
 }
 
 /* count_call(counts, first, name) -> the number of a call, which is counted: in one piece, as other threads may observe. */
 static Object count_in_python(Object self, const Object *arguments, intptr_t count) {
     (void)self;
-    return count == 3 ? python.new_whole(count_call(arguments[0], arguments[1], arguments[2])) : left_to_python();
+    return count == 3 ? python.new_whole(count_call(arguments[0], arguments[1], arguments[2])) : kept(none);
 }
 
 /* -- called by native_functions.py -------------------------------------------------------------------------------------- */

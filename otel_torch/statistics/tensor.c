@@ -108,11 +108,6 @@ static Object shape_of(const Tensor *tensor) {
     return list;
 }
 
-static Object left_to_python(void) {
-    python.keep(none);
-    return none;
-}
-
 int describe_readable(Object object, int64_t wanted, Readable *readable) {
     Tensor *tensor = &readable->tensor;
     if (!describe_plain(object, tensor))
@@ -148,17 +143,15 @@ static Object measure(Object self, const Object *arguments, intptr_t count) {
     Readable readable;
     (void)self;
     if (count != 2 || !describe_readable(arguments[0], python.as_number(arguments[1]), &readable))
-        return left_to_python();
+        return kept(none);
     double numbers[SUMS + BINS + NUMBERS];
     measure_readable(&readable, numbers);
     Object result = python.new_tuple(4);
     if (result) {
-        Object dtype = dtype_name(readable.code);
-        python.keep(dtype);
         python.set_in_tuple(result, 0, list_of(numbers, count_numbers(readable.wanted)));
         python.set_in_tuple(result, 1, python.new_whole(readable.numel));
         python.set_in_tuple(result, 2, shape_of(&readable.tensor));
-        python.set_in_tuple(result, 3, dtype);
+        python.set_in_tuple(result, 3, kept(dtype_name(readable.code)));
     }
     return result;
 }
