@@ -14,6 +14,7 @@ from otel_torch.parity.call_graph import ModuleCall, Program, Role, Sketch, summ
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.tensor_pair import TensorPair
+from otel_torch.parity.token_norms import have_equal_token_norms
 
 # how many of the next tensors are searched for a value that is made later
 _LOOKAHEAD = 4
@@ -165,8 +166,7 @@ def _is_scaled_by_code(evidence: Evidence, pair: TensorPair) -> bool:
     next was made from right values.
     """
     own = pair.port[0]
-    is_received = any(use.side == "input" for role in pair.port for use in role.value.roles)
-    if not pair.is_output or is_received or not _is_scaled(pair):
+    if not pair.is_output or _is_received(pair) or not _is_scaled(pair):
         return False
     later = [other for other in evidence.alignment.pairs if other.time > pair.time]
     wrong = next((other for other in later if not other.is_right), None)
@@ -185,8 +185,7 @@ def _is_scaled_next(evidence: Evidence, pair: TensorPair) -> bool:
     code is at fault and not the module.
     """
     error = pair.relation.error
-    is_received = any(use.side == "input" for role in pair.port for use in role.value.roles)
-    if not pair.is_output or not pair.is_single or is_received or error is None:
+    if not pair.is_output or not pair.is_single or _is_received(pair) or error is None:
         return False
     return _is_scaled(pair) and any(
         other.time > pair.time
@@ -197,6 +196,11 @@ def _is_scaled_next(evidence: Evidence, pair: TensorPair) -> bool:
         and other.relation.error < error
         for other in evidence.alignment.pairs
     )
+
+
+def _is_received(pair: TensorPair) -> bool:
+    """Return whether a module of the port receives the tensor as it is."""
+    return any(use.side == "input" for role in pair.port for use in role.value.roles)
 
 
 def _is_made_from_right_values(evidence: Evidence, pair: TensorPair) -> bool:
@@ -249,9 +253,9 @@ def _is_read_reordered(evidence: Evidence, pair: TensorPair) -> bool:
 
 
 def _is_another_order(pair: TensorPair) -> bool:
-    is_received = any(use.side == "input" for use in pair.port[0].value.roles)
-    is_output = pair.is_output and pair.is_single and not pair.is_right
-    return is_output and not is_received and _have_equal_norms(pair)
+    if not pair.is_output or not pair.is_single or pair.is_right or _is_received(pair):
+        return False
+    return have_equal_token_norms(pair.reference[0], pair.port[0], pair.relation.limit)
 
 
 def _block_names(pair: TensorPair) -> tuple[str, str]:
@@ -269,15 +273,6 @@ def _is_used_rightly(evidence: Evidence, pair: TensorPair) -> bool:
     return all(other.is_right for other in later) and any(
         not other.is_output and other.port[0].value.birth.time > own.time for other in later
     )
-
-
-def _have_equal_norms(pair: TensorPair) -> bool:
-    """Return whether the norms of all tokens are equal, in merged forwards."""
-    squares = [np.array(role.row.get("squares", ())) for role in (pair.reference[0], pair.port[0])]
-    if not len(squares[0]) or squares[0].shape != squares[1].shape:
-        return False
-    distance = np.abs(squares[0] - squares[1])
-    return bool((distance <= 4 * pair.relation.limit * squares[0]).all())
 
 
 def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:

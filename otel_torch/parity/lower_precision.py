@@ -32,7 +32,7 @@ _ROUNDING = {"float8_e4m3": 0.026, "float8_e5m2": 0.053, "int4": 0.1, "uint4": 0
 _FLOOR, _GROWTH, _CEILING = 6e-2, 10.0, 0.5
 # how much further than the median a weight may be off
 _OUTLIER = 4.0
-# so many weights, and half of all, show that a port may be quantized
+# fewer rounded weights than this, or than half of all, do not suggest a quantized port
 _FEWEST = 3
 
 

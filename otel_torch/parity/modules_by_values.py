@@ -146,7 +146,7 @@ def _pair_in_order(equal: Pairs, expected: Pairs, outputs: Sides[list[Role]]) ->
         return {}
     equal_modules = Sides(set(equal), set(equal.values()))
     ends = Sides(*map(_last, modules, equal_modules))
-    alone = Sides(*map(_without_equal, modules, equal_modules))
+    alone = Sides(*map(_without_equal, modules, ends, equal_modules))
     expected_ports = set(expected.values())
 
     def score(index: int, port_index: int) -> float:
@@ -164,12 +164,14 @@ def _pair_in_order(equal: Pairs, expected: Pairs, outputs: Sides[list[Role]]) ->
     return {modules.reference[index]: modules.port[port_index] for index, port_index in pairs}
 
 
-def _without_equal(modules: Sequence[ModulePath], equal: set[ModulePath]) -> set[ModulePath]:
-    """Return the modules of blocks, before the last equal value, that return no equal value.
+def _without_equal(
+    modules: Sequence[ModulePath], end: int, equal: set[ModulePath]
+) -> set[ModulePath]:
+    """Return the modules of blocks, up to that of the last equal value, that return no equal value.
 
     Names are folded: where `layers.0.q` has no counterpart, `layers.1.q` has none, either.
     """
-    before = modules[: _last(modules, equal) + 1]
+    before = modules[: end + 1]
     alone = {_fold(module) for module in before if _indices(module[1])}
     return alone - {_fold(module) for module in before if module in equal}
 

@@ -399,7 +399,7 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
 
 
 def _mark_first_gradient(judged: Sequence[JudgedPlace]) -> None:
-    """Mark the first gradient of which each rank has a term, if all that follow are terms, too.
+    """Mark the first gradient that is a sum over the ranks, if all later ones are sums, too.
 
     Ranks that compute the same batch have the same gradients; those of own rows are another case.
     """

@@ -19,13 +19,12 @@ from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Role
 from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.tensor_pair import TensorPair
+from otel_torch.parity.token_norms import have_equal_token_norms
 from otel_torch.parity.tokens.requests import MatchedToken
 from otel_torch.parity.values import Relation
 
 # another order moves numbers by their own size; rounding exceeds a limit by less than this factor
 _CLEARLY = 5.0
-# rounding in single tokens exceeds the limit of a whole tensor
-_ROW_FACTOR = 4.0
 
 
 def pair_handed_on_parts(alignment: Alignment, tokens: Sequence[MatchedToken]) -> None:
@@ -93,20 +92,18 @@ def _is_in_place_of_another(
 def _is_reordered(
     alignment: Alignment, part: Role, handed: Role, tokens: Sequence[MatchedToken]
 ) -> bool:
-    """Return whether the tokens of a part have the norms of what is handed on, and other elements.
+    """Return whether what is handed on differs from a part, though all tokens keep their norms.
 
     A rotation keeps the norms, too, but changes no token at position 0.
     """
     reference, port = part.value.sketch, handed.value.sketch
-    squares, port_squares = (np.array(role.row.get("squares", ())) for role in (part, handed))
     if reference is None or port is None or len(reference) != len(port):
         return False
-    if not len(squares) or squares.shape != port_squares.shape:
+    limit = alignment.comparer.limit(part.value, handed.value)
+    if not have_equal_token_norms(part, handed, limit):
         return False
-    limit, numbers = alignment.comparer.limit(part.value, handed.value), part.row["tokens"]
+    numbers = part.row["tokens"]
     is_first = [tokens[number].position == 0 for number in numbers]
     first, port_first = (side.reshape(len(numbers), -1)[is_first] for side in (reference, port))
     distance = np.linalg.norm(first - port_first)
-    is_other = distance > _CLEARLY * limit * np.linalg.norm(first)
-    have_equal_norms = np.abs(squares - port_squares) <= _ROW_FACTOR * limit * squares
-    return bool(is_other and have_equal_norms.all())
+    return bool(distance > _CLEARLY * limit * np.linalg.norm(first))
