@@ -41,7 +41,9 @@ KERNEL = Library(
     f"kernel{SUFFIX}",
     (
         "kernel.c",
+        "vectors.h",
         "avx2.c",
+        "avx512.c",
         "tensor.c",
         "recognizer.c",
         "observer.c",

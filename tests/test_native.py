@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -44,9 +45,17 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 needs_exchange = pytest.mark.skipif(
     not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10"
 )
-needs_avx2 = pytest.mark.skipif(
-    "(avx2)" not in cpu_kernel.describe(), reason="another processor, or no kernel"
-)
+AVX2, AVX512 = "avx2", "avx512f"
+# how to build the kernel for a processor that has less than this one
+WITHOUT_AVX512, WITHOUT_VECTORS = ("-DWITHOUT_AVX512",), ("-DONE_TARGET",)
+
+
+def needs_processor(*features: str) -> pytest.MarkDecorator:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    missing = [feature for feature in features if f" {feature} " not in flags]
+    return pytest.mark.skipif(bool(missing), reason=f"the processor has no {', '.join(missing)}")
+
+
 needs_kernel = pytest.mark.skipif(cpu_kernel.load() is None, reason=cpu_kernel.describe())
 
 
@@ -397,33 +406,81 @@ def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "right", "wrong"),
+    ("source", "right", "wrong", "variant"),
     [
-        ("kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]"),
-        pytest.param("avx2.c", "_mm256_min_ps", "_mm256_max_ps", marks=needs_avx2),
+        ("kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]", ()),
         pytest.param(
-            "tensor.c", "tensor->data + tensor->offset", "tensor->data + 8", marks=needs_exchange
+            "avx2.c", "_mm256_min_ps", "_mm256_max_ps", WITHOUT_AVX512, marks=needs_processor(AVX2)
+        ),
+        pytest.param(
+            "avx512.c", "_mm512_min_ps", "_mm512_max_ps", (), marks=needs_processor(AVX512)
+        ),
+        pytest.param(
+            "tensor.c",
+            "tensor->data + tensor->offset",
+            "tensor->data + 8",
+            (),
+            marks=needs_exchange,
         ),
     ],
 )
-def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch, source, right, wrong):
+def test_a_kernel_that_computes_wrongly_is_refused(
+    tmp_path, monkeypatch, source, right, wrong, variant
+):
     folder = sources(tmp_path, source, right, wrong)
     build_kernel = needs_compiler()
     monkeypatch.setattr(build_kernel, "FLAGS", ["-std=gnu11", "-O0", "-fPIC", "-shared"])
+    monkeypatch.setattr(build_kernel, "VARIANTS", (variant,))
     assert build_kernel.build(folder, tmp_path / "kernel.so") is None
     with pytest.raises(KernelUnusable, match="computes wrong numbers"):
         CpuKernel(tmp_path / "kernel.so", folder)
 
 
-def test_processors_without_wide_vectors_compute_the_same_bits(kernel, tmp_path, monkeypatch):
-    build_kernel = needs_compiler()
-    monkeypatch.setattr(build_kernel, "VARIANTS", (("-DONE_TARGET",),))
-    assert build_kernel.build(cpu_kernel.FOLDER, tmp_path / "kernel.so") is None
-    plain = CpuKernel(tmp_path / "kernel.so")
-    for dtype in (*FLOATS, torch.int64):
-        values = make(dtype, PIECE + 999, seed=6)
+def extremes_that_tie(dtype: torch.dtype) -> Tensor:
+    """Return values whose least one is a zero of either sign, in an order that a lane must keep."""
+    values = make(dtype, 3 * CHUNK + 7, seed=8).abs()
+    values[::3] = -0.0
+    values[5::7] = 0.0
+    return values
+
+
+def with_nonfinite(dtype: torch.dtype) -> Tensor:
+    values = make(dtype, CHUNK + 40, seed=9)
+    values[3], values[CHUNK + 1], values[17::50] = torch.inf, -torch.inf, torch.nan
+    return values
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(WITHOUT_AVX512, marks=needs_processor(AVX2, AVX512)), WITHOUT_VECTORS],
+)
+def narrower(request, tmp_path_factory) -> CpuKernel:
+    """The kernel of a processor with narrower vectors."""
+    build_kernel, library = needs_compiler(), tmp_path_factory.mktemp("narrower") / "kernel.so"
+    build_kernel.VARIANTS = (request.param,)
+    assert build_kernel.build(cpu_kernel.FOLDER, library) is None
+    return CpuKernel(library)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
+def test_processors_with_narrower_vectors_compute_the_same_bits(kernel, narrower, dtype):
+    # whole and partial groups of 32 and 16 elements, chunks and pieces
+    sizes = [1, 15, 16, 33, 63, 1021, CHUNK - 1, CHUNK, CHUNK + 48, PIECE + 999]
+    tensors = [make(dtype, size, seed=size) for size in sizes]
+    if dtype.is_floating_point:
+        tensors += [
+            extremes_that_tie(dtype),
+            with_nonfinite(dtype),
+            torch.zeros(CHUNK, dtype=dtype),
+        ]
+    for values in tensors:
         for wanted in (SUMS, SUMS | SKETCH, SUMS | HISTOGRAM | SKETCH):
-            assert measured(plain, values, wanted) == measured(kernel, values, wanted)
+            # as bytes, because NaN differs from itself, and the zeros are alike
+            results = [
+                struct.pack("<200d", *(measured(side, values, wanted) + [0.0] * 200)[:200])
+                for side in (narrower, kernel)
+            ]
+            assert results[0] == results[1], (len(values), wanted)
 
 
 def test_a_missing_or_failing_compiler_is_one_line(monkeypatch, tmp_path):

@@ -34,8 +34,8 @@ _LENGTHS = {SUMS: len(SCALARS), HISTOGRAM: BINS, SKETCH: SIZE}
 
 FOLDER = Path(__file__).parent
 SOURCES = (
-    "kernel.c", "avx2.c", "tensor.c", "recognizer.c", "observer.c", "module_call.c", "lines.c",
-    "native.h",
+    "kernel.c", "vectors.h", "avx2.c", "avx512.c", "tensor.c", "recognizer.c", "observer.c",
+    "module_call.c", "lines.c", "native.h",
 )  # fmt: skip
 LIBRARY = FOLDER / f"kernel{SUFFIX}"
 

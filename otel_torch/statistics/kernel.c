@@ -11,13 +11,17 @@
 
 #include <math.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "vectors.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+#ifndef WITHOUT_AVX512
+#define WITHOUT_AVX512 0 /* 1 tests avx2.c on a processor that has both */
+#endif
 #ifndef SOURCE
 #define SOURCE "unknown"
 #endif
@@ -31,9 +35,7 @@
 #define INSIDE static inline __attribute__((always_inline))
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { LANES = 16, BINS = 64, NUMBERS = 64, FOLD = 1021, ROWS = 128, CHUNK_ROWS = 4, MOST_SHARES = 64, TABLES = 8 };
-enum { CHUNK = FOLD * CHUNK_ROWS, PIECE = FOLD * ROWS, FOURS = (FOLD + 3) / 4 };
-enum { STRETCH = 64, STRETCHES = (FOLD + STRETCH - 1) / STRETCH };
+enum { BINS = 64, NUMBERS = 64, MOST_SHARES = 64, TABLES = 8, FOURS = (FOLD + 3) / 4 };
 enum { WANT_SUMS = 1, WANT_HISTOGRAM = 2, WANT_SKETCH = 4 };
 
 /* in the order of cpu_kernel.py's `CODES`; from BYTES on, dtypes of one byte, each with a table of its 256 values */
@@ -42,7 +44,8 @@ enum { BYTE_TYPES = 16 };
 
 static const uint8_t SIZES[] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8};
 static float byte_values[BYTE_TYPES][256];
-static uint8_t signs[PIECE];                           /* the sign bit of each element of a piece, 0 or 128 */
+uint8_t signs[PIECE + STRIP];
+uint16_t sign_bits[ROWS][STRIPS];
 static uint8_t projection[FOURS][NUMBERS]; /* the signs of four columns: 1, 2, 4 and 8 where they are negative */
 
 typedef struct {
@@ -66,21 +69,7 @@ typedef struct {
     atomic_int_fast64_t next;
 } Task;
 
-/* The sums of every sixteenth element. */
-typedef struct {
-    float low[LANES], high[LANES];
-    int32_t zeros[LANES];
-    double sum[LANES], squares[LANES], magnitudes[LANES];
-} Lanes;
-
-#if defined(__x86_64__) && !defined(ONE_TARGET)
-#define HAS_AVX2 /* in avx2.c */
-int avx2_is_usable(void);
-void avx2_add_float32(const void *source, int64_t count, Lanes *lanes);
-void avx2_add_bfloat16(const void *source, int64_t count, Lanes *lanes);
-int avx2_fold_float32(const void *source, const uint8_t *sign, double *columns, const char *next, int64_t size);
-int avx2_fold_bfloat16(const void *source, const uint8_t *sign, double *columns, const char *next, int64_t size);
-#endif
+static const Vectors *vectors[BYTES + BYTE_TYPES]; /* by dtype, NULL where the code below is all there is */
 
 INSIDE double as_double(uint64_t bits) {
     double number;
@@ -210,35 +199,15 @@ INSIDE const double *take(const void *source, int32_t code, int64_t count, doubl
     }
 }
 
-/* Whether avx2.c reads this dtype faster than the variant for this processor: AVX-512 has registers for all lanes. */
-INSIDE int is_for_avx2(int32_t code) {
-#if defined(HAS_AVX2)
-    return (code == FLOAT32 || code == BFLOAT16) && avx2_is_usable() && !__builtin_cpu_supports("avx512f");
-#else
-    (void)code;
-    return 0;
-#endif
-}
-
-/* Adds a chunk to the sums by avx2.c. */
-INSIDE void take_by_avx2(const void *source, int32_t code, int64_t count, Sums *sums) {
-#if defined(HAS_AVX2)
+/* Adds a chunk to the sums by the processor's vectors. */
+INSIDE void take_by_vectors(const void *source, int32_t code, int64_t count, Sums *sums) {
     Lanes lanes;
-    for (int lane = 0; lane < LANES; lane++) {
-        lanes.low[lane] = INFINITY, lanes.high[lane] = -INFINITY, lanes.zeros[lane] = 0;
-        lanes.sum[lane] = lanes.squares[lane] = lanes.magnitudes[lane] = 0;
+    vectors[code]->add(source, count / LANES * LANES, &lanes);
+    switch (code) {
+    case FLOAT32: take_float32(source, count, NULL, &lanes, sums); break;
+    case FLOAT16: take_float16(source, count, NULL, &lanes, sums); break;
+    case BFLOAT16: take_bfloat16(source, count, NULL, &lanes, sums); break;
     }
-    int64_t whole = count / LANES * LANES;
-    if (code == FLOAT32) {
-        avx2_add_float32(source, whole, &lanes);
-        take_float32(source, count, NULL, &lanes, sums);
-    } else {
-        avx2_add_bfloat16(source, whole, &lanes);
-        take_bfloat16(source, count, NULL, &lanes, sums);
-    }
-#else
-    (void)source, (void)code, (void)count, (void)sums;
-#endif
 }
 
 /* Prefetches memory, so that it arrives while the current chunk is processed. */
@@ -279,13 +248,13 @@ INSIDE double signed_element(const double *numbers, const uint8_t *sign, int64_t
 }
 
 /* Adds a chunk to the columns of its piece, which are not shifted yet. `offset`: of the first element in the piece.
- * Prefetches `size` bytes at `next` a little at a time: more than a core can have in flight would stall it. */
+ * Prefetches `size` bytes at `next` a little at a time. */
 INSIDE void fold(const double *restrict numbers, int64_t offset, int64_t count, double *restrict columns, const char *next,
                  int64_t size) {
     const uint8_t *restrict sign = signs + offset;
     if (count == CHUNK) { /* which starts in column 0 */
         for (int stretch = 0; stretch < STRETCHES; stretch++) {
-            fetch(next + size / STRETCHES * stretch, size / STRETCHES);
+            fetch_share(next, size, stretch);
             int first = STRETCH * stretch, end = first + STRETCH < FOLD ? first + STRETCH : FOLD;
             for (int column = first; column < end; column++)
                 columns[column] +=
@@ -300,26 +269,6 @@ INSIDE void fold(const double *restrict numbers, int64_t offset, int64_t count, 
             columns[column + index] += signed_element(numbers, sign, index);
         numbers += length, sign += length, offset += length, count -= length;
     }
-}
-
-/* Adds a whole chunk of fp32 or bf16 to the columns of its piece by avx2.c. */
-INSIDE void fold_by_avx2(const void *source, int32_t code, int64_t offset, double *columns, const char *next, int64_t size) {
-#if defined(HAS_AVX2)
-    const uint8_t *sign = signs + offset;
-    int column = code == FLOAT32 ? avx2_fold_float32(source, sign, columns, next, size)
-                                 : avx2_fold_bfloat16(source, sign, columns, next, size);
-    for (; column < FOLD; column++) {
-        double number[CHUNK_ROWS];
-        for (int row = 0; row < CHUNK_ROWS; row++) {
-            int index = column + row * FOLD;
-            double element = code == FLOAT32 ? ((const float *)source)[index] : from_bfloat16(((const uint16_t *)source)[index]);
-            number[row] = as_double(bits_of(element) ^ (uint64_t)sign[index] << 56);
-        }
-        columns[column] += (number[0] + number[1]) + (number[2] + number[3]);
-    }
-#else
-    (void)source, (void)code, (void)offset, (void)columns, (void)next, (void)size;
-#endif
 }
 
 /* Adds the columns of a piece, rotated by its shift and with its sign. */
@@ -418,10 +367,10 @@ static void add(Partial *total, const Partial *partial, int32_t wanted) {
 /* Measures the elements at flat positions `position` to `end`, all in one piece. */
 FOR_EACH_PROCESSOR
 static void measure_piece(const Task *task, int64_t position, int64_t end, Partial *partial) {
-    double scratch[CHUNK], columns[FOLD];
+    double scratch[CHUNK], columns[COLUMNS];
     const int32_t wanted = task->wanted, code = task->code;
     const int64_t piece = position / PIECE, size = code < BYTES ? SIZES[code] : 1;
-    const int by_avx2 = !(wanted & WANT_HISTOGRAM) && is_for_avx2(code); /* which returns no doubles to count */
+    const int by_vectors = !(wanted & WANT_HISTOGRAM) && vectors[code]; /* which return no doubles to count */
     if (wanted & WANT_SKETCH)
         memset(columns, 0, sizeof columns);
     while (position < end) {
@@ -431,10 +380,10 @@ static void measure_piece(const Task *task, int64_t position, int64_t end, Parti
         const char *next = (const char *)source + length * size;
         int64_t ahead = position + length < end ? CHUNK * size : 0;
         position += length;
-        if (by_avx2 && (length == CHUNK || !(wanted & WANT_SKETCH))) {
-            take_by_avx2(source, code, length, &partial->sums);
+        if (by_vectors && (length == CHUNK || !(wanted & WANT_SKETCH))) {
+            take_by_vectors(source, code, length, &partial->sums);
             if (wanted & WANT_SKETCH)
-                fold_by_avx2(source, code, offset, columns, next, ahead);
+                vectors[code]->fold(source, (int)(offset / FOLD), columns, next, ahead);
             continue;
         }
         const double *numbers = take(source, code, length, scratch, wanted & (WANT_HISTOGRAM | WANT_SKETCH), &partial->sums);
@@ -476,6 +425,19 @@ static Parallel parallel; /* GOMP_parallel of torch's OpenMP, whose threads exis
 
 PUBLIC const char *kernel_source(void) { return SOURCE; }
 
+__attribute__((constructor)) static void choose_vectors(void) {
+#if defined(HAS_X86_VECTORS)
+    __builtin_cpu_init();
+    const Vectors *usable = WITHOUT_AVX512 ? NULL : avx512_vectors();
+    usable = usable ? usable : avx2_vectors();
+    if (usable) {
+        vectors[FLOAT32] = usable + VECTOR_FLOAT32;
+        vectors[FLOAT16] = usable + VECTOR_FLOAT16;
+        vectors[BFLOAT16] = usable + VECTOR_BFLOAT16;
+    }
+#endif
+}
+
 PUBLIC const char *kernel_processor(void) {
 #if defined(__x86_64__) && !defined(ONE_TARGET)
     __builtin_cpu_init();
@@ -502,6 +464,10 @@ PUBLIC void kernel_set_bytes(int32_t code, const float *values) { memcpy(byte_va
 PUBLIC void kernel_set_signs(const uint8_t *of_elements, const uint8_t *of_projection) {
     for (int index = 0; index < PIECE; index++)
         signs[index] = of_elements[index] ? 128 : 0;
+    memset(sign_bits, 0, sizeof sign_bits);
+    for (int index = 0; index < PIECE; index++)
+        if (of_elements[index])
+            sign_bits[index / FOLD][index % FOLD / STRIP] |= 1 << index % FOLD % STRIP;
     memset(projection, 0, sizeof projection);
     for (int row = 0; row < NUMBERS; row++)
         for (int column = 0; column < FOLD; column++)
