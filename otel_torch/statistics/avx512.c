@@ -120,30 +120,31 @@ INSIDE __m512d add_rows(const __m512d row[CHUNK_ROWS]) {
     return _mm512_add_pd(_mm512_add_pd(row[0], row[1]), _mm512_add_pd(row[2], row[3]));
 }
 
-/* Defines NAME like kernel.c's `fold` for a whole chunk. */
-#define DEFINE_FOLD(NAME, STORED, FROM)                                                                                    \
+/* Defines NAME like kernel.c's `fold` for a whole chunk, and SIXTEEN for the `wanted` ones of sixteen columns. */
+#define DEFINE_FOLD(NAME, SIXTEEN, STORED, FROM)                                                                           \
+    INSIDE void SIXTEEN(const STORED *elements, int first_row, int strip, __mmask16 wanted, double *columns) {             \
+        __m512d lower[CHUNK_ROWS], upper[CHUNK_ROWS];                                                                      \
+        for (int row = 0; row < CHUNK_ROWS; row++) {                                                                       \
+            __m512 numbers = FROM(elements + FOLD * row + STRIP * strip, wanted);                                          \
+            numbers = _mm512_mask_xor_ps(numbers, sign_bits[first_row + row][strip], numbers, _mm512_set1_ps(-0.0f));      \
+            lower[row] = LOWER(numbers), upper[row] = UPPER(numbers);                                                      \
+        }                                                                                                                  \
+        double *column = columns + STRIP * strip;                                                                          \
+        _mm512_storeu_pd(column, _mm512_add_pd(_mm512_loadu_pd(column), add_rows(lower)));                                 \
+        _mm512_storeu_pd(column + HALF, _mm512_add_pd(_mm512_loadu_pd(column + HALF), add_rows(upper)));                   \
+    }                                                                                                                      \
     AVX512 static void NAME(const void *source, int first_row, double *columns, const char *next, int64_t size) {          \
-        const __m512 minus = _mm512_set1_ps(-0.0f);                                                                        \
-        for (int strip = 0; strip < STRIPS; strip++) {                                                                     \
+        for (int strip = 0; strip < STRIPS - 1; strip++) {                                                                 \
             if (strip % (STRETCH / STRIP) == 0)                                                                            \
                 fetch_share(next, size, strip / (STRETCH / STRIP));                                                        \
-            int first = STRIP * strip;                                                                                     \
-            __mmask16 wanted = strip < STRIPS - 1 ? 0xffff : (1 << FOLD % STRIP) - 1;                                      \
-            __m512d lower[CHUNK_ROWS], upper[CHUNK_ROWS];                                                                  \
-            for (int row = 0; row < CHUNK_ROWS; row++) {                                                                   \
-                __m512 numbers = FROM((const STORED *)source + FOLD * row + first, wanted);                                \
-                numbers = _mm512_mask_xor_ps(numbers, sign_bits[first_row + row][strip], numbers, minus);                  \
-                lower[row] = LOWER(numbers), upper[row] = UPPER(numbers);                                                  \
-            }                                                                                                              \
-            double *column = columns + first;                                                                              \
-            _mm512_storeu_pd(column, _mm512_add_pd(_mm512_loadu_pd(column), add_rows(lower)));                             \
-            _mm512_storeu_pd(column + HALF, _mm512_add_pd(_mm512_loadu_pd(column + HALF), add_rows(upper)));               \
+            SIXTEEN(source, first_row, strip, -1, columns);                                                                \
         }                                                                                                                  \
+        SIXTEEN(source, first_row, STRIPS - 1, (1 << FOLD % STRIP) - 1, columns); /* nothing is read beyond the last row */ \
     }
 
-DEFINE_FOLD(fold_float32, float, FROM_FLOAT32)
-DEFINE_FOLD(fold_float16, uint16_t, FROM_FLOAT16)
-DEFINE_FOLD(fold_bfloat16, uint16_t, FROM_BFLOAT16)
+DEFINE_FOLD(fold_float32, fold_sixteen_float32, float, FROM_FLOAT32)
+DEFINE_FOLD(fold_float16, fold_sixteen_float16, uint16_t, FROM_FLOAT16)
+DEFINE_FOLD(fold_bfloat16, fold_sixteen_bfloat16, uint16_t, FROM_BFLOAT16)
 
 static const Vectors vectors[VECTOR_TYPES] = {
     [VECTOR_FLOAT32] = {add_float32, fold_float32},
