@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from otel_torch.recording.rows import Row
 
 Sketch = NDArray[np.float64]
+# how many are kept for later rows of the same value
+MOST_SKETCHES = 20_000
 RoleSide = Literal["input", "output"]
 
 _INTEGER_DTYPES = ("torch.int", "torch.uint", "torch.bool")

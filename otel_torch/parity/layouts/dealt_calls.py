@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.call_graph import Sketch, decode_sketch
+from otel_torch.parity.call_graph import MOST_SKETCHES, Sketch, decode_sketch
 from otel_torch.parity.layouts.numbering import Numbering
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import iterate_rows
@@ -27,7 +27,7 @@ from otel_torch.records import FORWARD_PHASES
 
 _INSIDE_PHASES = (*FORWARD_PHASES, "recompute", "backward")
 _SAME = 1e-4  # relative distance of equal inputs
-_MOST = 0.5  # this part of the inputs that can be compared agrees, at least
+_LEAST_AGREEING = 0.5  # the part of the inputs that can be compared
 _CallKey = tuple[str, Any, Any, int]  # module, loop, step, call
 
 
@@ -128,13 +128,13 @@ def find_dealt_calls(
         for forward in of_model
     )
     chosen: dict[int, dict[str, list[_Forward]]] = {}
-    best = compared = 0
+    most_agreeing = compared = 0
     for arrangement in _arrangements(list(ranks), count, own):
-        targets, agreeing, compared = _deal(arrangement, count, whole, own, numberings)
-        if agreeing > best:
-            best, chosen = agreeing, targets
+        targets, agreeing, of_these = _deal(arrangement, count, whole, own, numberings)
+        if agreeing > most_agreeing:
+            most_agreeing, compared, chosen = agreeing, of_these, targets
     _, usual, _ = _deal((dict.fromkeys(ranks, 0), 0), 1, whole, own, numberings)
-    if best <= usual or best < _MOST * compared:
+    if most_agreeing <= usual or most_agreeing < _LEAST_AGREEING * compared:
         return {}, 1
     return {rank: DealtCalls(own[rank], chosen[rank], length) for rank in ranks}, count
 
@@ -166,6 +166,8 @@ def _forwards_of(path: Path) -> dict[str, list[_Forward]]:
         model, module = str(row.get("model", "")), str(row["module"])
         sketch = decode_sketch(row["sketch"]) if "sketch" in row else sketches.get(row.get("value"))
         if row.get("value") is not None and sketch is not None:
+            if len(sketches) >= MOST_SKETCHES:
+                del sketches[next(iter(sketches))]
             sketches[row["value"]] = sketch
         order = row.get("order")
         if row.get("phase") not in FORWARD_PHASES or not order or order[0] is None:

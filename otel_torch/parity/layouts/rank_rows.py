@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.call_graph import Sketch, decode_sketch
+from otel_torch.parity.call_graph import MOST_SKETCHES, Sketch, decode_sketch
 from otel_torch.parity.forwards import WARM_UP
 from otel_torch.parity.layouts.dealt_calls import DealtCalls
 from otel_torch.parity.layouts.numbering import Numbering
@@ -28,8 +28,6 @@ from otel_torch.statistics.sketch_format import SIZE
 PlaceKey = tuple[Any, ...]
 _KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
 PARAMETER_GRADIENT = "param_grad."
-# sketches kept for later rows of the same value
-_MOST_SKETCHES = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -272,7 +270,7 @@ class _RankSteps:
                 () if parts is None else tuple(parts.reshape(-1, SIZE)),
             )
             if value is not None:
-                if len(self._sketches) >= _MOST_SKETCHES:
+                if len(self._sketches) >= MOST_SKETCHES:
                     del self._sketches[next(iter(self._sketches))]
                 self._sketches[value] = sketches
         elif row.get("phase") == "train" and isinstance(mean := row.get("mean"), float):
