@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from otel_torch.recording.rows import Row
 
 Sketch = NDArray[np.float64]
-# how many are kept for later rows of the same value
-MOST_SKETCHES = 20_000
+_MOST_SKETCHES = 20_000
+_Kept = TypeVar("_Kept")
 RoleSide = Literal["input", "output"]
 
 _INTEGER_DTYPES = ("torch.int", "torch.uint", "torch.bool")
@@ -182,6 +182,13 @@ class ModuleEntry:
     called: bool
     parameters: list[str]
     aliases: list[str]
+
+
+def keep_for_later(sketches: dict[Any, _Kept], value: Any, sketch: _Kept) -> None:
+    """Keep a value's sketch for later rows of the value, and drop the oldest if there are many."""
+    if len(sketches) >= _MOST_SKETCHES:
+        del sketches[next(iter(sketches))]
+    sketches[value] = sketch
 
 
 def decode_sketch(text: Any) -> Sketch | None:

@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 #define AVX512 __attribute__((target("arch=x86-64-v4")))
-#define INSIDE static inline __attribute__((always_inline)) AVX512
+#define INSIDE_AVX512 INSIDE AVX512
 
 enum { HALF = LANES / 2 };
 #define LOWER(floats) _mm512_cvtps_pd(_mm512_castps512_ps256(floats))
@@ -28,22 +28,22 @@ typedef struct {
     __m512d sum[2], squares[2], magnitudes[2];
 } Registers;
 
-INSIDE Registers nothing(void) {
+INSIDE_AVX512 Registers nothing(void) {
     const __m512 infinite = _mm512_set1_ps(__builtin_inff());
     return (Registers){.low = infinite, .high = -infinite};
 }
 
-INSIDE int count_zeros(__m512 numbers) {
+INSIDE_AVX512 int count_zeros(__m512 numbers) {
     return __builtin_popcount(_mm512_cmp_ps_mask(numbers, _mm512_setzero_ps(), _CMP_EQ_OQ));
 }
 
-INSIDE void add_half(Registers *registers, int half, __m512d wide) {
+INSIDE_AVX512 void add_half(Registers *registers, int half, __m512d wide) {
     registers->sum[half] = _mm512_fmadd_pd(wide, _mm512_set1_pd(1), registers->sum[half]);
     registers->squares[half] = _mm512_fmadd_pd(wide, wide, registers->squares[half]);
     registers->magnitudes[half] = _mm512_add_pd(registers->magnitudes[half], _mm512_abs_pd(wide));
 }
 
-INSIDE void add_sixteen(Registers *registers, __m512 numbers) {
+INSIDE_AVX512 void add_sixteen(Registers *registers, __m512 numbers) {
     registers->low = _mm512_min_ps(numbers, registers->low); /* the second one if either is NaN */
     registers->high = _mm512_max_ps(numbers, registers->high);
     registers->zeros += count_zeros(numbers);
@@ -51,7 +51,7 @@ INSIDE void add_sixteen(Registers *registers, __m512 numbers) {
     add_half(registers, 1, UPPER(numbers));
 }
 
-INSIDE void store(const Registers *registers, Lanes *lanes) {
+INSIDE_AVX512 void store(const Registers *registers, Lanes *lanes) {
     *lanes = (Lanes){.zeros = {registers->zeros}};
     _mm512_storeu_ps(lanes->low, registers->low);
     _mm512_storeu_ps(lanes->high, registers->high);
@@ -62,29 +62,27 @@ INSIDE void store(const Registers *registers, Lanes *lanes) {
     }
 }
 
-AVX512 static void add_float32(const void *source, int64_t count, Lanes *lanes) {
-    Registers registers = nothing();
-    for (const float *element = source, *end = element + count; element < end; element += LANES)
-        add_sixteen(&registers, FROM_FLOAT32(element, -1));
-    store(&registers, lanes);
-}
+/* Defines NAME: see `Vectors.add`. */
+#define DEFINE_ADD(NAME, STORED, FROM)                                                                                     \
+    AVX512 static void NAME(const void *source, int64_t count, Lanes *lanes) {                                             \
+        Registers registers = nothing();                                                                                   \
+        for (const STORED *element = source, *end = element + count; element < end; element += LANES)                      \
+            add_sixteen(&registers, FROM(element, -1));                                                                    \
+        store(&registers, lanes);                                                                                          \
+    }
 
-AVX512 static void add_float16(const void *source, int64_t count, Lanes *lanes) {
-    Registers registers = nothing();
-    for (const uint16_t *element = source, *end = element + count; element < end; element += LANES)
-        add_sixteen(&registers, FROM_FLOAT16(element, -1));
-    store(&registers, lanes);
-}
+DEFINE_ADD(add_float32, float, FROM_FLOAT32)
+DEFINE_ADD(add_float16, uint16_t, FROM_FLOAT16)
 
 /* Puts even and odd lanes in order. */
-INSIDE void interleave(__m512d halves[2]) {
+INSIDE_AVX512 void interleave(__m512d halves[2]) {
     const __m512i lower = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), upper = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
     const __m512d even = halves[0], odd = halves[1];
     halves[0] = _mm512_permutex2var_pd(even, lower, odd);
     halves[1] = _mm512_permutex2var_pd(even, upper, odd);
 }
 
-INSIDE __m512 interleaved(const __m256 halves[2]) {
+INSIDE_AVX512 __m512 interleaved(const __m256 halves[2]) {
     const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return _mm512_permutex2var_ps(_mm512_castps256_ps512(halves[0]), order, _mm512_castps256_ps512(halves[1]));
 }
@@ -116,13 +114,13 @@ AVX512 static void add_bfloat16(const void *source, int64_t count, Lanes *lanes)
     store(&registers, lanes);
 }
 
-INSIDE __m512d add_rows(const __m512d row[CHUNK_ROWS]) {
+INSIDE_AVX512 __m512d add_rows(const __m512d row[CHUNK_ROWS]) {
     return _mm512_add_pd(_mm512_add_pd(row[0], row[1]), _mm512_add_pd(row[2], row[3]));
 }
 
 /* Defines NAME like kernel.c's `fold` for a whole chunk, and SIXTEEN for the `wanted` ones of sixteen columns. */
 #define DEFINE_FOLD(NAME, SIXTEEN, STORED, FROM)                                                                           \
-    INSIDE void SIXTEEN(const STORED *elements, int first_row, int strip, __mmask16 wanted, double *columns) {             \
+    INSIDE_AVX512 void SIXTEEN(const STORED *elements, int first_row, int strip, __mmask16 wanted, double *columns) { \
         __m512d lower[CHUNK_ROWS], upper[CHUNK_ROWS];                                                                      \
         for (int row = 0; row < CHUNK_ROWS; row++) {                                                                       \
             __m512 numbers = FROM(elements + FOLD * row + STRIP * strip, wanted);                                          \

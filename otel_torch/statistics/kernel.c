@@ -32,7 +32,6 @@
 #else
 #define FOR_EACH_PROCESSOR
 #endif
-#define INSIDE static inline __attribute__((always_inline))
 #define PUBLIC __attribute__((visibility("default")))
 
 enum { BINS = 64, NUMBERS = 64, MOST_SHARES = 64, TABLES = 8, FOURS = (FOLD + 3) / 4 };
@@ -208,12 +207,6 @@ INSIDE void take_by_vectors(const void *source, int32_t code, int64_t count, Sum
     case FLOAT16: take_float16(source, count, NULL, &lanes, sums); break;
     case BFLOAT16: take_bfloat16(source, count, NULL, &lanes, sums); break;
     }
-}
-
-/* Prefetches memory, so that it arrives while the current chunk is processed. */
-INSIDE void fetch(const char *memory, int64_t size) {
-    for (int64_t offset = 0; offset < size; offset += 64)
-        __builtin_prefetch(memory + offset, 0, 2);
 }
 
 /* -- histogram ------------------------------------------------------------------------------------------------------- */

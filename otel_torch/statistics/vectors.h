@@ -1,7 +1,8 @@
-/* What kernel.c shares with avx2.c and avx512.c, which do the same by the vectors of a processor, bit for bit.
+/* What kernel.c shares with avx2.c and avx512.c, which compute the same bits with the vectors of a processor.
  *
- * kernel.c explains the words. Squares are added by fused operations there, and sums by ones that multiply by 1: neither changes a
- * bit, because the square of an fp32 number fits into a double, and units that only add are busy converting.
+ * kernel.c defines lanes, chunks and pieces. The vector code adds squares by fused operations, which changes no bit, because the
+ * square of an fp32 number fits into a double. It adds sums by fused operations that multiply by 1, because the units that only add
+ * are busy converting.
  */
 
 #include <stdint.h>
@@ -25,7 +26,7 @@ typedef struct {
     void (*fold)(const void *source, int row, double *columns, const char *next, int64_t size);
 } Vectors;
 
-/* The signs of a piece's elements: 0 or 128, and as bits of a strip. */
+/* The signs of a piece's elements: 0 or 128, padded for whole reads of the last strip, and as bits of a strip. */
 extern uint8_t signs[PIECE + STRIP];
 extern uint16_t sign_bits[ROWS][STRIPS];
 
@@ -37,9 +38,15 @@ const Vectors *avx2_vectors(void);
 const Vectors *avx512_vectors(void);
 #endif
 
-/* Prefetches a stretch's share of `size` bytes at `next`: more at a time than a core can have in flight would stall it. */
-static inline __attribute__((always_inline)) void fetch_share(const char *next, int64_t size, int stretch) {
-    const char *memory = next + size / STRETCHES * stretch;
-    for (int64_t offset = 0; offset < size / STRETCHES; offset += 64)
+#define INSIDE static inline __attribute__((always_inline))
+
+/* Prefetches memory, so that it arrives while the current chunk is processed. */
+INSIDE void fetch(const char *memory, int64_t size) {
+    for (int64_t offset = 0; offset < size; offset += 64)
         __builtin_prefetch(memory + offset, 0, 2);
+}
+
+/* Prefetches a stretch's share of `size` bytes at `next`: more at a time than a core can have in flight would stall it. */
+INSIDE void fetch_share(const char *next, int64_t size, int stretch) {
+    fetch(next + size / STRETCHES * stretch, size / STRETCHES);
 }

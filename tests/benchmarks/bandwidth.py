@@ -24,7 +24,7 @@ COPY, SEPARATE, PLAIN, WITH_SKETCH = (
     "measure",
     "measure with the sketch",
 )
-_SUMS = ("min", "max", "sum", "squares", "magnitudes")
+SUMS = ("min", "max", "sum", "squares", "magnitudes")
 _READ_A_ROUND = (
     2**26
 )  # bytes: long enough for the clock, short enough for both sides to meet the same machine
@@ -43,8 +43,8 @@ def seconds(values: Tensor, rounds: int, times: int) -> dict[str, float]:
         BARE: raw.sum,
         COPY: lambda: copy.copy_(values),
         SEPARATE: lambda: separate(values),
-        PLAIN: lambda: measure_tensor(values, _SUMS),
-        WITH_SKETCH: lambda: measure_tensor(values, (*_SUMS, "sketch")),
+        PLAIN: lambda: measure_tensor(values, SUMS),
+        WITH_SKETCH: lambda: measure_tensor(values, (*SUMS, "sketch")),
     }
     measured_seconds = interleave(
         {name: plainly(body) for name, body in bodies.items()}, rounds, times, warm_up=1

@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from otel_torch.process.gc_pause import gc_paused
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import measure as measure_tensor
 from otel_torch.statistics.measure import prepare_devices
+from tests.benchmarks.bandwidth import SUMS
 from tests.benchmarks.figures import Figure, Size, command
 from tests.benchmarks.pairing import BARE, CONTROL, Rounds, Side, interleave, plainly
-from tests.benchmarks.sides import SIX, Sides
+from tests.benchmarks.sides import SIX, Sides, session
 from tests.benchmarks.six_statistics import FASTVIDEO
 
 DEFAULT, INPUTS, PARITY = "by default", "inputs too", "parity"
@@ -42,7 +43,6 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 COMPILED = {"compiled": "default", "in CUDA graphs": "reduce-overhead"}
 KERNELS = {"torch": "auto", "Triton": "triton"}
 NO_GPU = "no GPU here"
-_COLUMNS = ("min", "max", "sum", "squares", "magnitudes")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Program:
 
 
 def device() -> torch.device:
-    """Return the GPU, or the CPU that stands in for it at the smallest size."""
+    """Return the GPU; without one, at the smallest size, the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -143,11 +143,10 @@ def eager(name: str, make: Callable[[Size], Program], size: Size) -> list[Figure
             for what, settings in SETTINGS.items():
                 side = f"{what}, {kernel}"
                 recorders[side] = sides.ours(side, **settings, kernel=choice)
-        waits = {
-            side: synchronisations(entered, program.forward)
-            for side, entered in recorders.items()
-            if device().type == "cuda"
-        }
+        waits = {}
+        if device().type == "cuda":
+            for side, entered in recorders.items():
+                waits[side] = synchronisations(entered, program.forward)
         # the wall's clock: while the host waits for the device it may sleep
         timings = interleave(sides.bare() | recorders, size.count(11), times=5, warm_up=2).wall
     counts = "; ".join(
@@ -180,9 +179,7 @@ def _times(
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder, "run.jsonl")
-        if settings is not None and not otel_torch.start(jsonl=str(recording), **settings):
-            raise RuntimeError(f"no session with {dict(settings)}")
-        try:
+        with nullcontext() if settings is None else session(recording, settings):
             for block in program.blocks:
                 block.compile(mode=mode)
             for _ in range(5):  # compiles, and captures graphs
@@ -195,9 +192,6 @@ def _times(
                     _forward(program)
                     wait()
                     seconds.append(time.perf_counter() - start)
-        finally:
-            if settings is not None:
-                otel_torch.stop()
         first = next(
             name for name, module in program.model.named_modules() if module is program.blocks[0]
         )
@@ -267,8 +261,8 @@ def one_read(name: str, values: Tensor, size: Size) -> list[Figure]:
 
     sides = {BARE: plainly(repeated(raw.sum))}
     for kernel, choice in KERNELS.items():
-        sides[kernel] = by(choice, _COLUMNS)
-        sides[f"{kernel}, with the sketch"] = by(choice, (*_COLUMNS, "sketch"))
+        sides[kernel] = by(choice, SUMS)
+        sides[f"{kernel}, with the sketch"] = by(choice, (*SUMS, "sketch"))
     timings = interleave(sides, size.count(7)).wall
     read = min(timings.seconds[BARE]) / repetitions
     ratios = "; ".join(f"{side} {timings.ratio(side).value:.2f}" for side in sides if side != BARE)

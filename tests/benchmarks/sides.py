@@ -10,7 +10,7 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Sides:
 
     def ours(self, name: str, **settings: str) -> Side:
         """Add this package with the given settings and no exporter."""
-        return self._writing(name, lambda path: _session(path, settings))
+        return self._writing(name, lambda path: session(path, settings))
 
     def _entered(self, attached: Callable[[], AbstractContextManager[object]]) -> Side:
         @contextmanager
@@ -116,7 +116,7 @@ def _handles(model: nn.Module, hook: Callable[[nn.Module, Any, Any], None]) -> I
 
 
 @contextmanager
-def _session(path: Path, settings: dict[str, str]) -> Iterator[None]:
+def session(path: Path, settings: Mapping[str, str]) -> Iterator[None]:
     if not otel_torch.start(jsonl=str(path), **settings):
         raise RuntimeError(f"no session with {settings}")
     try:

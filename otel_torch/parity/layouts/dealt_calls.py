@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.call_graph import MOST_SKETCHES, Sketch, decode_sketch
+from otel_torch.parity.call_graph import Sketch, decode_sketch, keep_for_later
 from otel_torch.parity.layouts.numbering import Numbering
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import iterate_rows
@@ -166,9 +166,7 @@ def _forwards_of(path: Path) -> dict[str, list[_Forward]]:
         model, module = str(row.get("model", "")), str(row["module"])
         sketch = decode_sketch(row["sketch"]) if "sketch" in row else sketches.get(row.get("value"))
         if row.get("value") is not None and sketch is not None:
-            if len(sketches) >= MOST_SKETCHES:
-                del sketches[next(iter(sketches))]
-            sketches[row["value"]] = sketch
+            keep_for_later(sketches, row["value"], sketch)
         order = row.get("order")
         if row.get("phase") not in FORWARD_PHASES or not order or order[0] is None:
             continue

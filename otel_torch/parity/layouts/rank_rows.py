@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.call_graph import MOST_SKETCHES, Sketch, decode_sketch
+from otel_torch.parity.call_graph import Sketch, decode_sketch, keep_for_later
 from otel_torch.parity.forwards import WARM_UP
 from otel_torch.parity.layouts.dealt_calls import DealtCalls
 from otel_torch.parity.layouts.numbering import Numbering
@@ -270,9 +270,7 @@ class _RankSteps:
                 () if parts is None else tuple(parts.reshape(-1, SIZE)),
             )
             if value is not None:
-                if len(self._sketches) >= MOST_SKETCHES:
-                    del self._sketches[next(iter(self._sketches))]
-                self._sketches[value] = sketches
+                keep_for_later(self._sketches, value, sketches)
         elif row.get("phase") == "train" and isinstance(mean := row.get("mean"), float):
             sketches = np.array([mean]), ()  # a number is its own sketch
         else:

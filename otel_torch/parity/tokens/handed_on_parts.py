@@ -92,7 +92,7 @@ def _is_in_place_of_another(
 def _is_reordered(
     alignment: Alignment, part: Role, handed: Role, tokens: Sequence[MatchedToken]
 ) -> bool:
-    """Return whether what is handed on differs from a part, though all tokens keep their norms.
+    """Return whether the tensor handed on differs from the part, but every token has the same norm.
 
     A rotation keeps the norms, too, but changes no token at position 0.
     """
