@@ -40,7 +40,7 @@ class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
         The wrapper reads the same from the package's extra `instruments`.
         """
-        return ("torch >= 2.9",)
+        return ("torch >= 2.12",)
 
     def _instrument(self, **settings: Any) -> None:
         switch = os.environ.get(_SWITCH, "").strip().lower()

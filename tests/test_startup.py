@@ -387,9 +387,9 @@ def instrumented(tmp_path_factory):
     site = next((python.parents[1] / "lib").glob("python*/site-packages"))
     (site / "zz_others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     # metadata of a torch that satisfies the extra, and of ourselves
-    (site / "torch-2.9.0.dist-info").mkdir()
-    (site / "torch-2.9.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+    (site / "torch-2.12.0.dist-info").mkdir()
+    (site / "torch-2.12.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n"
     )
     return python
 
