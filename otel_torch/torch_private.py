@@ -35,6 +35,17 @@ PIPELINE_SHAPE_METHODS = (
     "_backward_metadata_inference",
     "_shape_inference",
 )
+# modules of torch with functions that ask whether a module has hooks, or that move its hooks: the
+# fused encoder layer, CUDA graphs of modules, fusion and conversion of quantized modules, and
+# saving of compiled ones. What the compiler itself asks is left out: it has to find the hooks
+MODULES_THAT_ASK_FOR_HOOKS = (
+    "torch.nn.modules.transformer",
+    "torch.cuda.graphs",
+    "torch.xpu.graphs",
+    "torch.ao.quantization.fuse_modules",
+    "torch.ao.quantization.quantize",
+    "torch.ao.pruning.sparsifier.utils",
+)
 
 
 def _layers_above_arithmetic() -> Any:

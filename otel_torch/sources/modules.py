@@ -31,6 +31,7 @@ from otel_torch.sources.containers import Containers
 from otel_torch.sources.direct_forwards import DirectForwards
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
+from otel_torch.sources.hidden_hooks import HiddenHooks
 from otel_torch.sources.hooks import (
     TorchHook,
     keep_out_of_copies,
@@ -67,6 +68,7 @@ class ModelRegistry(Source):
         self._recorder = recorder
         self._events = events
         self._containers = Containers()
+        self._hidden_hooks = HiddenHooks()
         self._direct_forwards = DirectForwards(
             is_in_call, self._run_forward, run_between_session_hooks, self._discover_while_compiling
         )
@@ -128,7 +130,7 @@ class ModelRegistry(Source):
         def set_attribute(module: nn.Module, name: str, value: Any) -> None:
             original_set(module, name, value)
             if name == "forward" and watching and not torch.compiler.is_compiling():
-                direct_forwards.expect(module)
+                self._expect_forward(module)
 
         def restore() -> None:
             # If someone else has wrapped `call` meanwhile, it stays and only passes calls through.
@@ -151,16 +153,18 @@ class ModelRegistry(Source):
             register_module_parameter_registration_hook(self._expect_forwards).remove,
             torch_private.hide_from_torchscript(TorchHook),
             keep_out_of_copies(),
+            self._hidden_hooks.restore,
             self._direct_forwards.restore,
             after_import(
                 "torch._dynamo.variables.nn_module",
                 lambda compiler: torch_private.trace_module_calls(compiler, original_call),
             ),
         ]
+        self._hidden_hooks.start()
         self._direct_forwards.start()
         existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
         for module in existing:
-            self._direct_forwards.expect(module)
+            self._expect_forward(module)
             self._register_children(module)
 
     def uninstall(self) -> None:
@@ -187,13 +191,18 @@ class ModelRegistry(Source):
         try:
             if self._containers.add(container, child):
                 self._contain(child)
-                self._direct_forwards.expect(container)
+                self._expect_forward(container)
         except TypeError:  # a module without weak references stays without a container
             pass
 
     def _expect_forwards(self, module: nn.Module, name: str, parameter: object) -> None:
         if not torch.compiler.is_compiling():
-            self._direct_forwards.expect(module)
+            self._expect_forward(module)
+
+    def _expect_forward(self, module: nn.Module) -> None:
+        # in this order: what the code is that a forward keeps, the former decides
+        self._hidden_hooks.hide_from(module)
+        self._direct_forwards.expect(module)
 
     def _contain(self, child: nn.Module) -> None:
         """Look up the model of each module of a model again, if `child` was its root until now."""
@@ -258,7 +267,7 @@ class ModelRegistry(Source):
                 if model.method_run.mark(root):
                     pending.model, pending.context = model, context
                     pending.whole_ran = site.is_whole()
-                self._direct_forwards.expect(root)
+                self._expect_forward(root)
             return context
         except Exception as error:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
@@ -435,6 +444,8 @@ class ModelRegistry(Source):
             if id(module) not in model.sites:
                 self._make_site(model, module)
         settled = self._settle(model)
+        for module in all_modules(outermost):
+            self._hidden_hooks.hide_from(module)
         self._direct_forwards.settle(root, list(all_modules(outermost)))
         if new:
             model.size += len(new)
