@@ -35,13 +35,14 @@ PIPELINE_SHAPE_METHODS = (
     "_backward_metadata_inference",
     "_shape_inference",
 )
-# modules of torch with functions that ask whether a module has hooks, or that move its hooks: the
-# fused encoder layer, CUDA graphs of modules, fusion and conversion of quantized modules, and
-# saving of compiled ones. What the compiler itself asks is left out: it has to find the hooks
+# Modules of torch with functions that ask for a module's hooks: to take another way (the fused
+# encoder layer), to refuse or to warn (CUDA graphs, saved compiled modules), or to move the hooks to
+# another module (quantization). The compiler's own are left out: it has to find what it traces.
 MODULES_THAT_ASK_FOR_HOOKS = (
     "torch.nn.modules.transformer",
     "torch.cuda.graphs",
     "torch.xpu.graphs",
+    "torch._dynamo.aot_compile",
     "torch.ao.quantization.fuse_modules",
     "torch.ao.quantization.quantize",
     "torch.ao.pruning.sparsifier.utils",

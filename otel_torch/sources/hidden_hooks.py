@@ -38,12 +38,14 @@ class HiddenHooks:
 
     def __init__(self) -> None:
         self._own: dict[FunctionType, tuple[CodeType, CodeType]] = {}
-        # the classes that were searched, with the forward that they had then
-        self._forwards: dict[type, Any] = {}
+        # of each class that was searched: the forward that it had then, and whether it asks
+        self._classes: dict[type, tuple[Any, bool]] = {}
+        self._is_hiding = False
         self._stop_waiting: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Hide our hooks from torch's own functions, and from what `hide_from` gets later."""
+        self._is_hiding = True
         for table, name in _SHOWN.items():
             setattr(nn.Module, name, _ShownHooks(table))
         for name in torch_private.MODULES_THAT_ASK_FOR_HOOKS:
@@ -51,47 +53,57 @@ class HiddenHooks:
 
     def restore(self) -> None:
         """Give every function its own code back."""
+        self._is_hiding = False  # a method of torch that was wrapped meanwhile may still call us
         while self._stop_waiting:
             self._stop_waiting.pop()()
         for function, (own, asking) in self._own.items():
             if function.__code__ is asking:  # and the program has not exchanged it meanwhile
                 function.__code__ = own
         self._own.clear()
-        self._forwards.clear()
+        self._classes.clear()
         for name in _SHOWN.values():
             if name in vars(nn.Module):
                 delattr(nn.Module, name)
 
-    def hide_from(self, module: nn.Module) -> None:
-        """Hide our hooks from the methods of a module."""
+    def hide_from(self, module: nn.Module) -> bool:
+        """Hide our hooks from the methods of a module; return whether any of them asks."""
         cls = type(module)
         bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
         forward = next((vars(base)["forward"] for base in bases if "forward" in vars(base)), None)
-        if cls not in self._forwards or self._forwards[cls] is not forward:
-            self._forwards[cls] = forward
-            for base in bases:
-                for name, member in list(vars(base).items()):
-                    if name not in _CALLING_HOOKS:
-                        self._hide_from_method(member)
-        if "forward" in vars(module):
-            self._hide_from_method(vars(module)["forward"])
+        known = self._classes.get(cls)
+        asks = known is not None and known[1]
+        if known is None or known[0] is not forward:
+            members = [item for base in bases for item in list(vars(base).items())]
+            methods = [member for name, member in members if name not in _CALLING_HOOKS]
+            asks = any([self._hide_from_method(method) for method in methods])
+            self._classes[cls] = forward, asks
+        own = vars(module).get("forward")
+        return (own is not None and self._hide_from_method(own)) or asks
 
-    def _hide_from_method(self, method: Any) -> None:
-        for function in _functions_of(method):
-            for asking in (function, *_called_by(function)):
-                self._hide_from_function(asking)
+    def _hide_from_method(self, method: Any) -> bool:
+        functions = (
+            asking
+            for function in _functions_of(method)
+            for asking in (function, *_called_by(function))
+            if not str(asking.__module__).startswith(_OF_HOOKS)
+        )
+        return any([self._hide_from_function(function) for function in functions])
 
     def _hide_from_functions(self, module: ModuleType) -> None:
         for value in list(vars(module).values()):
-            for function in _functions_of(value):
-                self._hide_from_function(function)
+            members = vars(value).values() if isinstance(value, type) else (value,)
+            for function in [each for member in members for each in _functions_of(member)]:
+                if function.__module__ == module.__name__:
+                    self._hide_from_function(function)
 
-    def _hide_from_function(self, function: FunctionType) -> None:
+    def _hide_from_function(self, function: FunctionType) -> bool:
         code = function.__code__
+        if not self._is_hiding:
+            return False
         if function not in self._own and any(map(_asks, with_inner(code))):
-            asking = _renamed(code)
-            self._own[function] = code, asking
-            function.__code__ = asking
+            self._own[function] = code, _renamed(code)
+            function.__code__ = self._own[function][1]
+        return function in self._own
 
 
 def _functions_of(value: Any) -> Iterator[FunctionType]:
@@ -100,7 +112,7 @@ def _functions_of(value: Any) -> Iterator[FunctionType]:
         if isinstance(value, property):
             value = value.fget
         value = getattr(value, "__func__", getattr(value, "func", value))
-        if isinstance(value, FunctionType) and not str(value.__module__).startswith(_OF_HOOKS):
+        if isinstance(value, FunctionType):
             yield value
         value = getattr(value, "__wrapped__", None)
 
@@ -119,25 +131,21 @@ def _called_by(function: FunctionType) -> Iterator[FunctionType]:
 
 
 def _asks(code: CodeType) -> bool:
-    return not (_SHOWN.keys().isdisjoint(code.co_names) and _SHOWN.keys().isdisjoint(_texts(code)))
-
-
-def _texts(code: CodeType) -> Iterator[str]:
-    return (constant for constant in code.co_consts if isinstance(constant, str))
-
-
-def _renamed(code: CodeType) -> CodeType:
-    """Return code that reads the program's hooks where `code` reads all."""
-
-    def constant(value: Any) -> Any:
-        if isinstance(value, CodeType):
-            return _renamed(value)
-        return _SHOWN.get(value, value) if isinstance(value, str) else value
-
-    return code.replace(
-        co_names=tuple(_SHOWN.get(name, name) for name in code.co_names),
-        co_consts=tuple(map(constant, code.co_consts)),
+    return _renamed(code.co_names) != code.co_names or any(
+        _renamed(value) != value for value in code.co_consts if not isinstance(value, CodeType)
     )
+
+
+def _renamed(value: Any) -> Any:
+    """Return code, or a constant of code, with the other names of the tables of hooks."""
+    if isinstance(value, str):
+        return _SHOWN.get(value, value)
+    if isinstance(value, tuple | frozenset):
+        return type(value)(map(_renamed, value))
+    if isinstance(value, CodeType):
+        names, constants = _renamed(value.co_names), _renamed(value.co_consts)
+        return value.replace(co_names=names, co_consts=constants)
+    return value
 
 
 class _ShownHooks:

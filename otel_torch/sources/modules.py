@@ -444,8 +444,11 @@ class ModelRegistry(Source):
             if id(module) not in model.sites:
                 self._make_site(model, module)
         settled = self._settle(model)
-        for module in all_modules(outermost):
-            self._hidden_hooks.hide_from(module)
+        model.asking_for_hooks = [
+            model.sites[id(module)]
+            for module in all_modules(outermost)
+            if self._hidden_hooks.hide_from(module)
+        ]
         self._direct_forwards.settle(root, list(all_modules(outermost)))
         if new:
             model.size += len(new)
