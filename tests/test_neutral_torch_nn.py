@@ -85,8 +85,12 @@ def ctc() -> Any:
     return log_softmax(8, 2, 5), classes(4, 2, 3) + 1, torch.tensor([8, 7]), torch.tensor([3, 2])
 
 
-def encoder_layer(**options: Any) -> nn.Module:
-    return nn.TransformerEncoderLayer(16, 4, 32, **({"batch_first": True} | options))
+def encoder(norm_first: bool = False, **options: Any) -> Callable[[Any], nn.Module]:
+    def make(cls: Any) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=norm_first)
+        return cls(layer, 2, **options)
+
+    return make
 
 
 def masked(mask: Callable[[], torch.Tensor]) -> Callable[[], Any]:
@@ -213,12 +217,12 @@ CASES: dict[str, list[Case]] = {
         case(lambda: (normal(3, 4, 16), normal(3, 6, 16)), 16, 4, 32, batch_first=True)
     ],
     "TransformerEncoder": [
-        Case(masked(mask), lambda cls, options=options: cls(encoder_layer(**options), 2, **nested))
+        Case(masked(mask), encoder(**options))
         for mask in (partly_masked, fully_masked)
-        for options, nested in (({}, {}), ({"norm_first": True}, {"enable_nested_tensor": False}))
+        for options in ({}, {"norm_first": True}, {"enable_nested_tensor": False})
     ],
     "TransformerEncoderLayer": [
-        Case(masked(fully_masked), lambda cls, options=options: encoder_layer(**options))
+        case(masked(fully_masked), 16, 4, 32, batch_first=True, **options)
         for options in (
             {}, {"activation": "gelu"}, {"norm_first": True}, {"bias": False},
             {"activation": nn.SiLU()},
@@ -271,18 +275,15 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
 
 
-def outcome(
-    make: Callable[[], nn.Module], inputs: Callable[[], Any], train: bool, grad: bool
-) -> Any:
+def outcome(cls: type[nn.Module], case: Case, train: bool, grad: bool) -> Any:
     """Return everything that a module computes in two calls: alone, and as a part of a model."""
     seed()
-    module = make().train(train)
+    module = case.make(cls).train(train)
     seen: list[Any] = []
     for called in (module, Holder(module).train(train)):
-        given = inputs()
+        given = case.inputs()
         args = given if type(given) is tuple else (given,)
-        kwargs = args[-1] if isinstance(args[-1], dict) else {}
-        args = args[:-1] if kwargs or isinstance(args[-1], dict) else args
+        args, kwargs = (args[:-1], args[-1]) if isinstance(args[-1], dict) else (args, {})
         floats = [x for x in tensors_of(args) if x.is_floating_point() and x.is_leaf]
         with torch.set_grad_enabled(grad):
             for x in floats:
@@ -304,7 +305,7 @@ MODES = [(train, grad) for train in (True, False) for grad in (True, False)]
 def test_a_module_class_of_torch_is_bit_identical(name: str) -> None:
     cls = getattr(nn, name)
     for number, given in enumerate(CASES[name]):
-        runs = [(lambda: given.make(cls), given.inputs, *mode) for mode in MODES]
+        runs = [(cls, given, *mode) for mode in MODES]
         bare = [outcome(*run) for run in runs]
         with recording(capture=EVERYTHING, stats=ALL_STATS) as sink:
             recorded = [outcome(*run) for run in runs]

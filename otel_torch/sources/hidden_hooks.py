@@ -9,8 +9,9 @@ Torch has to find our hooks in `_forward_hooks` to call them. Code that asks get
 
     elif any(len(getattr(m, "_otel_torch_forward_hooks", {})) for m in self.modules()):
 
-which is an attribute of `nn.Module` that shows the program's hooks. Asking are the functions of torch
-that `torch_private` names, and the methods of a module's class, with the functions that they call.
+which is an attribute of `nn.Module` that shows the program's hooks. Asking are the functions of
+torch that `torch_private` names, and the methods of a module's class, with the functions that they
+call.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class HiddenHooks:
         if known is None or known[0] is not forward:
             members = [item for base in bases for item in list(vars(base).items())]
             methods = [member for name, member in members if name not in _CALLING_HOOKS]
-            asks = any([self._hide_from_method(method) for method in methods])
+            asks = sum(map(self._hide_from_method, methods)) > 0
             self._classes[cls] = forward, asks
         own = vars(module).get("forward")
         return (own is not None and self._hide_from_method(own)) or asks
@@ -87,7 +88,7 @@ class HiddenHooks:
             for asking in (function, *_called_by(function))
             if not str(asking.__module__).startswith(_OF_HOOKS)
         )
-        return any([self._hide_from_function(function) for function in functions])
+        return sum(map(self._hide_from_function, functions)) > 0
 
     def _hide_from_functions(self, module: ModuleType) -> None:
         for value in list(vars(module).values()):
