@@ -36,8 +36,8 @@ PIPELINE_SHAPE_METHODS = (
     "_shape_inference",
 )
 # Modules of torch with functions that ask for a module's hooks: to take another way (the fused
-# encoder layer), to refuse or to warn (CUDA graphs, saved compiled modules), or to move the hooks to
-# another module (quantization). The compiler's own are left out: it has to find what it traces.
+# encoder layer), to refuse or to warn (CUDA graphs, saved compiled modules), or to move the hooks
+# to another module (quantization). The compiler's own are left out: it has to find what it traces.
 MODULES_THAT_ASK_FOR_HOOKS = (
     "torch.nn.modules.transformer",
     "torch.cuda.graphs",

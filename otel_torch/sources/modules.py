@@ -8,10 +8,12 @@ global forward hook would see that call too, but it breaks every compiled graph.
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,6 +44,7 @@ from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.models import Model, ModuleSite, SharedSite
 from otel_torch.sources.module_call import LEFT_TO_TORCH
 from otel_torch.sources.module_names import all_modules, core, named_modules, part_finders, parts
+from otel_torch.sources.plain_parts import PlainParts
 from otel_torch.sources.recursion import (
     DEEP,
     has_only_our_hooks,
@@ -68,6 +71,7 @@ class ModelRegistry(Source):
         self._recorder = recorder
         self._events = events
         self._containers = Containers()
+        self._plain_parts = PlainParts()
         self._hidden_hooks = HiddenHooks()
         self._direct_forwards = DirectForwards(
             is_in_call, self._run_forward, run_between_session_hooks, self._discover_while_compiling
@@ -225,6 +229,10 @@ class ModelRegistry(Source):
         kwargs: dict[str, Any],
     ) -> Any:
         stack = thread_state.stack
+        if stack and is_stateless(module):
+            part = self._discover(module, stack)
+            if part is not None and is_running(part.model):
+                return self._call_inside(original, module, part, args, kwargs)
         # Autograd, not the program, calls a checkpointed module again: that begins no forward.
         is_recomputation = not stack and torch_private.graph_task_id() != -1
         inputs = Inputs(module, args, kwargs)
@@ -242,6 +250,23 @@ class ModelRegistry(Source):
             if context is not None:
                 self._end_forward(site.model, context, error, scope)
                 self._events.resume_program(error)
+
+    @partial(torch_private.keep_out_of_frames, with_callees=False)
+    def _call_inside(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        site: ModuleSite,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a module inside a forward of a model that it is a part of, beside another model."""
+        stack = thread_state.stack
+        stack.append(site)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            stack.pop()
 
     @torch_private.keep_out_of_frames
     def _begin_forward(self, site: ModuleSite, inputs: Inputs) -> ForwardContext | None:
@@ -399,7 +424,7 @@ class ModelRegistry(Source):
     def _discover(self, module: nn.Module, stack: list[ModuleSite]) -> ModuleSite | None:
         """Return the site of a module that is called for the first time, and hook its whole model.
 
-        Returns None for glue: a stateless module in no container, created and called inside
+        Returns None for glue: a stateless module that no other holds, created and called inside
         another module's forward (`nn.Softmax(-1)(x)`).
         """
         existing = self._all_sites.get(id(module))
@@ -410,9 +435,17 @@ class ModelRegistry(Source):
         try:
             with self._lock:
                 root = self._containers.choose_root(module)
-                if root is module and (
-                    (stack and is_stateless(module)) or _is_compilers_graph(module)
+                if (
+                    stack
+                    and is_stateless(module)
+                    and not any(site.model.root() is core(root) for site in stack)
                 ):
+                    holder = self._add_plain_part(module, stack)
+                    if holder is not None:
+                        root = self._containers.choose_root(holder)
+                    elif root is module:
+                        return None
+                if root is module and _is_compilers_graph(module):
                     return None
                 if root is module and (sliced := self._containers.sliced_root(module)) is not None:
                     self._add_model(sliced)
@@ -427,6 +460,24 @@ class ModelRegistry(Source):
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
+
+    def _add_plain_part(self, module: nn.Module, stack: list[ModuleSite]) -> nn.Module | None:
+        """Make a module a part of the model that holds it, if any; return the module that does."""
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and caller.f_globals is globals():
+            caller = caller.f_back
+        running = [part for site in reversed(stack) if (part := site.module()) is not None]
+        root = stack[-1].model.root()
+        others = all_modules(root) if root is not None else ()
+        holders = itertools.chain(running, others)
+        found = caller and self._plain_parts.holder_of(module, holders, caller)
+        if not found:
+            return None
+        if self._plain_parts.find not in part_finders:
+            part_finders.append(self._plain_parts.find)
+            self._restore.append(partial(part_finders.remove, self._plain_parts.find))
+        self._register(*found, module)
+        return found[0]
 
     def _add_model(self, outermost: nn.Module) -> Model:
         """Add the modules below `outermost` to its model, which is made if it is new."""
