@@ -16,6 +16,8 @@ def test_an_encoder_layer_makes_of_padding_what_it_makes_bare(tmp_path: Path) ->
     )
     assert recorded.stdout == bare and not bare.startswith("0 ")
     assert recorded.stderr.count("does not call the modules inside it") == 1
+    assert "something inside TransformerEncoderLayer produced it from finite" in recorded.stderr
+    assert "after its modules had returned" not in recorded.stderr
     modules = metadata(tmp_path / "r.jsonl")["models"]["TransformerEncoderLayer"]["table"]
     called = {line["module"]: line["called"] for line in modules}
     assert called[""] and not called["linear1"] and not called["self_attn"]
