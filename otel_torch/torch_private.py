@@ -35,6 +35,18 @@ PIPELINE_SHAPE_METHODS = (
     "_backward_metadata_inference",
     "_shape_inference",
 )
+# Modules of torch with functions that ask for a module's hooks: to take another way (the fused
+# encoder layer), to refuse or to warn (CUDA graphs, saved compiled modules), or to move the hooks
+# to another module (quantization). The compiler's own are left out: it has to find what it traces.
+MODULES_THAT_ASK_FOR_HOOKS = (
+    "torch.nn.modules.transformer",
+    "torch.cuda.graphs",
+    "torch.xpu.graphs",
+    "torch._dynamo.aot_compile",
+    "torch.ao.quantization.fuse_modules",
+    "torch.ao.quantization.quantize",
+    "torch.ao.pruning.sparsifier.utils",
+)
 
 
 def _layers_above_arithmetic() -> Any:

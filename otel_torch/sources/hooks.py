@@ -90,7 +90,7 @@ class TorchHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-_HOOK_TABLES = (
+HOOK_TABLES = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -119,7 +119,7 @@ def keep_out_of_copies() -> Callable[[], None]:
 
 def _without_hooks(attributes: Any) -> Any:
     """Return a module's attributes, in which its tables of hooks have none of ours."""
-    tables = {name: attributes[name] for name in _HOOK_TABLES if name in attributes}
+    tables = {name: attributes[name] for name in HOOK_TABLES if name in attributes}
     ours = {
         key
         for table in tables.values()
