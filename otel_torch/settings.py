@@ -435,10 +435,10 @@ class Settings:
     signals: tuple[str, ...] = _setting(
         "OTEL_TORCH_SIGNALS",
         _list_of(*SIGNALS),
-        "spans,span_events,metrics",
+        "spans,log_events,metrics",
         f"Signals to send by OTLP: a comma-separated list of {_code_list(SIGNALS)}. Sent only if "
         "the standard `OTEL_*` variables name an endpoint or an exporter. Activations are "
-        "`span_events`, which Jaeger shows, or, recommended where logs are stored, `log_events`.",
+        "`log_events`, or, for Jaeger and other stores of traces only, `span_events`.",
     )
     metric_step: str = _setting(
         "OTEL_TORCH_METRIC_STEP",
