@@ -26,18 +26,16 @@ ROOT = pathlib.Path(otel_torch.__file__).parents[1]
 BOOTSTRAP = """
 import os, sys
 
+started = False
+
 def start_from_env():
+    global started
+    if started:
+        return
+    started = True
     torch = sys.modules.get("torch")
     with open(os.environ["CALLS"], "a") as calls:
         calls.write(f"{os.getpid()} {getattr(torch, 'loaded', False)} {os.environ['OTEL_TORCH_RUN_ID']}\\n")
-
-started = False
-
-def start(**settings):
-    global started
-    if not started:
-        start_from_env()
-    started = True
 
 def stop():
     global started
@@ -435,6 +433,24 @@ def test_uninstrument_before_torch_means_nothing_happens(execute, instrumented):
     result = execute(instrumented, program)
     assert result.stdout == "False\n", result.stderr
     assert [call[0] == "stop" for call in result.calls] == [True, False]
+
+
+def test_settings_of_the_instrumentor_hold_for_processes_started_by_it_too(execute, instrumented):
+    program = """
+        import os, subprocess, sys
+        from otel_torch import OtelTorchInstrumentor
+        OtelTorchInstrumentor().instrument(steps=[0, 2], noise=False, modules=None)
+        child = "import os, torch; print(os.environ['OTEL_TORCH_STEPS'], os.environ['OTEL_TORCH_NOISE'])"
+        subprocess.run([sys.executable, "-E", "-c", child])
+        import torch
+        print(os.environ["OTEL_TORCH_MODULES"], flush=True)
+        OtelTorchInstrumentor().uninstrument()
+        print(os.environ["OTEL_TORCH_STEPS"], "OTEL_TORCH_NOISE" in os.environ)
+    """
+    before = {"OTEL_TORCH_STEPS": "7", "OTEL_TORCH_MODULES": "x"}
+    result = execute(instrumented, program, **ON, **before)
+    assert (result.stdout, result.stderr) == ("0,2 off\nx\n7 False\n", "")
+    assert [call[-1].startswith("run-") for call in result.calls] == [True, True, False]
 
 
 def test_without_contrib_the_instrumentor_says_what_to_install(execute, with_file):
