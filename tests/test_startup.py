@@ -118,6 +118,24 @@ def test_off_is_off(execute, with_file, word):
     assert (result.stdout, result.stderr, result.calls) == ("[] False\n[]\n", "", [])
 
 
+@pytest.mark.parametrize("switch", [{}, {"OTEL_TORCH_ENABLED": "0"}])
+def test_the_line_of_the_start_up_file_does_nothing_but_read_the_environment(switch):
+    """As SECURITY.md says: it imports nothing, opens nothing and starts nothing."""
+    program = f"""
+        import os, sys
+        line = compile({(ROOT / "packaging" / "otel_torch.pth").read_text()!r}, "line", "exec")
+        seen, watching = [], False
+        sys.addaudithook(lambda event, details: seen.append((event, *details)) if watching else None)
+        watching = True
+        exec(line)
+        watching = False
+        print([event[:2] for event in seen if event[0] != "exec"])
+    """
+    command = [sys.executable, "-S", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, env=switch, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize(
     "name",
     [
