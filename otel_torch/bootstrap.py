@@ -19,7 +19,12 @@ from otel_torch.process.import_hooks import after_import
 from otel_torch.process.job import name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
-from otel_torch.settings import Settings, UnusableSelection, find_misspelled
+from otel_torch.settings import (
+    Settings,
+    UnusableSelection,
+    find_misspelled,
+    options_to_variables,
+)
 from otel_torch.sources.source import Source
 
 if TYPE_CHECKING:
@@ -56,27 +61,19 @@ def start_from_env() -> bool:
     return settings.enabled and _start(settings)
 
 
-def start(**settings: str) -> bool:
+def start(**settings: Any) -> bool:
     """Start recording in this process, whatever OTEL_TORCH_ENABLED says.
 
     Args:
-        settings: the environment variables by their names in lower case without the prefix, as
-            strings: `otel_torch.start(modules=r"^blocks\\.0$", jsonl="run.jsonl")`. They win over
-            the environment.
+        settings: the environment variables by their names in lower case without the prefix:
+            `otel_torch.start(modules=r"^blocks\\.0$", stats=["mean", "std"])`. They win over the
+            environment. An unknown one is skipped, and reported in one line with the near name.
 
     Returns:
         Whether a session runs now. False if a selection cannot be used, which is reported in one
         line. Does nothing, and returns True, if a session runs already.
-
-    Raises:
-        TypeError: a setting is unknown.
     """
-    overrides = {}
-    fields = Settings.__dataclass_fields__
-    for name, value in settings.items():
-        if name not in fields:
-            raise TypeError(f"start() knows no setting {name!r}; it takes {', '.join(fields)}")
-        overrides[fields[name].metadata["name"]] = str(value)
+    overrides = options_to_variables(settings, say_once)
     try:
         return _start(Settings.from_env(os.environ | overrides, say_once), overrides)
     except UnusableSelection as error:

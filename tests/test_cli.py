@@ -265,6 +265,18 @@ def test_doctor_reports_the_destination_of_each_signal(variables, traces):
     assert next(iter(doctor.find_endpoints(variables))).text == f"traces: {traces}"
 
 
+def test_doctor_says_what_to_set_for_jaeger():
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}
+    *_, activations = doctor.find_endpoints(endpoint)
+    assert activations.text == (
+        "activations: with the logs, which Jaeger does not store; "
+        "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events"
+    )
+    for signals in ("spans,span_events", "spans,span_events,log_events", "metrics"):
+        results = doctor.find_endpoints(endpoint | {"OTEL_TORCH_SIGNALS": signals})
+        assert [result.text.split(":")[0] for result in results] == ["traces", "metrics", "logs"]
+
+
 def test_doctor_names_the_configuration_file(tmp_path):
     file = tmp_path / "otel.yaml"
     variables = {

@@ -28,6 +28,7 @@ from otel_torch.telemetry.answer import show_endpoint
 from otel_torch.telemetry.exporters import (
     CARRIERS,
     OTEL_SIGNALS,
+    exporters_by_signal,
     find_config_file,
     find_overridden,
     is_sdk_disabled,
@@ -240,6 +241,15 @@ def find_endpoints(environ: Environ) -> Iterator[CheckResult]:
         return
     for signal in OTEL_SIGNALS:
         yield CheckResult("export", None, f"{signal}: {_describe_destination(signal, environ)}")
+    settings = _usable_settings(environ)
+    signals = settings.signals if settings is not None else ()
+    if exporters_by_signal(environ) and "log_events" in signals and "span_events" not in signals:
+        yield CheckResult(
+            "export",
+            None,
+            "activations: with the logs, which Jaeger does not store; "
+            "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events",
+        )
 
 
 def _check_config_file(file: str) -> CheckResult:

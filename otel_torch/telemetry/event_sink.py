@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import otel_torch
+from otel_torch.process.console import say_once
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch
 from otel_torch.telemetry.attributes import estimate_total_bytes
@@ -23,12 +24,16 @@ class EventSink(Sink):
 
     Args:
         span_sink: looks up the span of a step; None if no spans are made.
+        is_only_form: whether activations are sent in no other form.
     """
 
     accepts_deferred_regions = True
 
-    def __init__(self, pipelines: Pipelines, span_sink: SpanSink | None) -> None:
+    def __init__(
+        self, pipelines: Pipelines, span_sink: SpanSink | None, *, is_only_form: bool = True
+    ) -> None:
         self._pipelines, self._span_sink = pipelines, span_sink
+        self._is_only_form = is_only_form
 
     def write(self, batch: Batch) -> None:
         span = self._span_sink.context_of(batch.step) if self._span_sink is not None else None
@@ -41,3 +46,8 @@ class EventSink(Sink):
         elif self._pipelines.exports("logs"):
             size = estimate_total_bytes(batch.records)
             self._pipelines.put("logs", [LogItem(batch.records, size, now, span)])
+        elif self._is_only_form and span is not None:
+            say_once(
+                "activations are not sent: they are log events, and no exporter or provider takes "
+                "logs; to see them on spans, as in Jaeger, set OTEL_TORCH_SIGNALS=spans,span_events"
+            )
