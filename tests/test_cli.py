@@ -90,7 +90,7 @@ def test_bad_usage_is_status_2_and_one_line(arguments, reported):
     assert line.startswith("otel_torch: ") and reported in line
 
 
-@pytest.mark.parametrize("word", ["report", "view", "export", "list", "rm"])
+@pytest.mark.parametrize("word", ["report", "view", "compare", "list", "rm"])
 def test_a_command_that_resembles_none_is_answered_by_the_list_of_them(word, capsys):
     assert cli.main([word]) == 2
     assert f"choose from {', '.join(cli.COMMANDS)}" in capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_a_command_that_resembles_none_is_answered_by_the_list_of_them(word, cap
 COMMANDS_THAT_IMPORT_TORCH = {
     "doctor": ["doctor"],
     "import": ["import", "dump.npz"],
-    "scan": ["scan", "model.py:Net", "--input", "x=1x2"],
+    "scan": ["scan", "model.py:Net", "--input", "input=1x2"],
 }
 
 
