@@ -93,11 +93,15 @@ def _find_misspelled(word: str, names: Iterable[str]) -> str | None:
 
 def _is_one_slip(word: str, name: str) -> bool:
     """Return whether a letter is missing, added or wrong, or two neighbors are exchanged."""
-    start = len(os.path.commonprefix([word, name]))
-    word, name = word[start:], name[start:]
-    end = len(os.path.commonprefix([word[::-1], name[::-1]]))
-    word, name = word[: len(word) - end], name[: len(name) - end]
+    word, name = _drop_common_start(word, name)
+    word, name = _drop_common_start(word[::-1], name[::-1])
     return max(len(word), len(name)) <= 1 or (len(word) == 2 and word == name[::-1])
+
+
+def _drop_common_start(word: str, name: str) -> tuple[str, str]:
+    while word and name and word[0] == name[0]:
+        word, name = word[1:], name[1:]
+    return word, name
 
 
 def _check_command(chosen: str | None) -> None:
