@@ -132,10 +132,12 @@ _CONSOLE_LOGS = FileKind("logs of OpenTelemetry's console exporter", _SPANS_ALON
 _CHROME = FileKind("a Chrome trace, as the torch profiler writes it", _PERFETTO)
 _METRICS = FileKind("metrics of a training, a line a step", _RECORD_TRAINING)
 _MODEL = "`otel-torch scan` takes its folder"
-_JSON_KINDS: tuple[tuple[set[str], set[str], FileKind], ...] = (
+_JSON_KINDS: tuple[tuple[set[str], set[str], FileKind | None], ...] = (
     *(({f"resource{name}"}, set[str](), OTLP) for name in ("Spans", "Metrics", "Logs")),
     *(({f"resource_{name}"}, set[str](), OTLP) for name in ("spans", "metrics", "logs")),
-    ({"module", "tensor"}, set(), RECORDING),
+    ({"module", "tensor", "phase"}, set(), RECORDING),
+    ({"module", "tensor", "abs_mean"}, set(), RECORDING),
+    ({"module", "tensor"}, set(), None),  # of a recording or of a manifest
     ({"traceEvents"}, set(), _CHROME),
     ({"ph", "ts"}, set(), _CHROME),
     ({"ph", "name"}, set(), _CHROME),

@@ -22,7 +22,7 @@ import msgspec
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]')
 _BEGINNING = re.compile(rb'\s*[{\[]\s*(?:["{}\[\]]|$)')
 _raw_decode = json.JSONDecoder().raw_decode
-_OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
+_STEPS = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +60,29 @@ def iterate_documents(lines: Iterable[bytes]) -> Iterator[Document]:
         if opened is not None and opened.is_ended_by(text):
             yield opened.document(start, is_whole=False)
             opened = None
-        if opened is None:
-            if not text.strip():
-                continue
-            parts = [text] if _is_document(text) else _split(text)
-            if parts is None:
+        while text.strip():
+            if opened is None:
+                parts = [text] if _is_document(text) else _split(text)
+                if parts is not None:
+                    yield from _documents(parts, number, start, offset)
+                    break
                 opened = _Opened(number, start)
-            else:
-                for part in parts[:-1]:
-                    yield Document(number, start, start + len(part), part)
-                    start += len(part)
-                yield Document(number, start, offset, parts[-1])
-                continue
-        if opened.add(text):
-            yield opened.document(offset)
+            rest = opened.add(text)
+            if rest is None:
+                break
+            start, text = start + len(text) - len(rest) if rest else offset, rest
+            yield opened.document(start)
             opened = None
     if opened is not None:
         yield opened.document(offset, is_whole=False)
+
+
+def _documents(parts: list[bytes], number: int, start: int, end: int) -> Iterator[Document]:
+    """Yield the documents of a line from `start` to `end`."""
+    for part in parts[:-1]:
+        yield Document(number, start, start + len(part), part)
+        start += len(part)
+    yield Document(number, start, end, parts[-1])
 
 
 class _Opened:
@@ -87,11 +93,18 @@ class _Opened:
         self._lines: list[bytes] = []
         self._depth = 0
 
-    def add(self, line: bytes) -> bool:
-        """Add a line; return whether the document ends with it."""
+    def add(self, line: bytes) -> bytes | None:
+        """Add a line; return what follows the document in it, None if it goes on."""
+        for token in _TOKEN.finditer(line):
+            self._depth += _STEPS.get(token[0], 0)
+            if self._depth <= 0:
+                rest = line[token.end() :]
+                if not rest.strip():
+                    rest = b""  # a line feed belongs to the document that it ends
+                self._lines.append(line[: len(line) - len(rest)])
+                return rest
         self._lines.append(line)
-        self._depth += _depth_of(line)
-        return self._depth <= 0
+        return None
 
     def is_ended_by(self, line: bytes) -> bool:
         """Return whether a line begins another document, so that the end of this is missing."""
@@ -136,10 +149,4 @@ def _split(line: bytes) -> list[bytes] | None:
 
 def _depth_of(text: bytes) -> int:
     """Return how many more lists and objects a text opens than it closes."""
-    depth = 0
-    for token in _TOKEN.findall(text):
-        if token in _OPENING:
-            depth += 1
-        elif token in _CLOSING:
-            depth -= 1
-    return depth
+    return sum(_STEPS.get(token, 0) for token in _TOKEN.findall(text))
