@@ -515,7 +515,7 @@ SOMEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
         ("hello\n", SOMEWHERE, "file.jsonl: no OTLP JSON: not JSON"),
         ("\x00\x01\n", SOMEWHERE, "file.jsonl: is binary, of no kind that is known here"),
         ('{\n "resourceLogs": [\n', SOMEWHERE, "file.jsonl: no OTLP JSON: not JSON: it has no end"),
-        ('{"module": "a"}\n', SOMEWHERE, "file.jsonl: is a recording"),
+        ('{"module": "a"}\n', SOMEWHERE, "resourceSpans, resourceMetrics, resourceLogs; this line holds none"),
         ('{"resourceLogs": [], "resourceSpans": []}\n', SOMEWHERE, "holds exactly one of resourceSpans, resourceMetrics, resourceLogs; this line holds several"),
         (log_line("0") + "\n", {}, "no usable endpoint for logs: set OTEL_EXPORTER_OTLP_ENDPOINT"),
         (log_line("0") + "\n", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}, "no usable endpoint for logs"),

@@ -137,7 +137,8 @@ _JSON_KINDS: tuple[tuple[set[str], set[str], FileKind | None], ...] = (
     *(({f"resource_{name}"}, set[str](), OTLP) for name in ("spans", "metrics", "logs")),
     ({"module", "tensor", "phase"}, set(), RECORDING),
     ({"module", "tensor", "abs_mean"}, set(), RECORDING),
-    ({"module", "tensor"}, set(), None),  # of a recording or of a manifest
+    ({"module", "key"}, set(), MANIFEST),
+    ({"module"}, set(), None),  # of a recording whose first line is cut off, or of a manifest
     ({"traceEvents"}, set(), _CHROME),
     ({"ph", "ts"}, set(), _CHROME),
     ({"ph", "name"}, set(), _CHROME),
@@ -157,7 +158,6 @@ _JSON_KINDS: tuple[tuple[set[str], set[str], FileKind | None], ...] = (
     ({"cells"}, {"cell_type"}, FileKind("a notebook", "run it with OTEL_TORCH_ENABLED=1")),
     ({"tensors"}, set(), MANIFEST),
     ({"steps"}, set(), MANIFEST),
-    ({"key", "module"}, set(), MANIFEST),
     *(
         ({key}, set[str](), _METRICS)
         for key in ("_step", "_runtime", "loss", "train_loss", "train/loss", "eval_loss", "lr")
@@ -166,7 +166,6 @@ _JSON_KINDS: tuple[tuple[set[str], set[str], FileKind | None], ...] = (
     ({"iteration"}, set(), _METRICS),
     ({"epoch"}, set(), _METRICS),
     ({"step"}, set(), _METRICS),
-    ({"module"}, set(), RECORDING),  # whose first line is cut off
     ({"message", "level"}, set(), FileKind("a log in JSON lines", _RECORDS_ONLY)),
     ({"message", "levelname"}, set(), FileKind("a log in JSON lines", _RECORDS_ONLY)),
 )  # fmt: skip
