@@ -165,11 +165,10 @@ _JSON_KINDS: tuple[tuple[set[str], set[str], FileKind | None], ...] = (
     ({"global_step"}, set(), _METRICS),
     ({"iteration"}, set(), _METRICS),
     ({"epoch"}, set(), _METRICS),
-    ({"step"}, set(), _METRICS),
     ({"message", "level"}, set(), FileKind("a log in JSON lines", _RECORDS_ONLY)),
     ({"message", "levelname"}, set(), FileKind("a log in JSON lines", _RECORDS_ONLY)),
 )  # fmt: skip
-_OTHER_JSON = FileKind("JSON of another kind", _RECORDS_ONLY)
+OTHER_JSON = FileKind("JSON of another kind", _RECORDS_ONLY)
 # our own files say in `schema` what they are
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"otel_torch\.(\w+)/')
 _OWN_KINDS = {
@@ -310,9 +309,11 @@ def _kind_of_json(text: bytes) -> FileKind | None:
     for needed, needed_below, kind in _JSON_KINDS:
         if needed <= top and needed_below <= below:
             return kind
+    if "step" in top and len(top) > 1:  # alone, it is what a manifest says of a group
+        return _METRICS
     if re.match(rb'\[\s*"', text):
         return MANIFEST
-    return _kind_of_text(text) or (_OTHER_JSON if top else None)
+    return _kind_of_text(text) or (OTHER_JSON if top else None)
 
 
 def _kind_of_text(text: bytes) -> FileKind | None:

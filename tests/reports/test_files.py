@@ -343,7 +343,11 @@ def test_what_is_no_recording_is_named_with_what_takes_it(
         assert len(line) < 250 + len(str(path))
 
 
-@pytest.mark.parametrize("name", sorted(set(KINDS) - {"manifest.json", "dump.npz", "empty.jsonl"}))
+# what `import` takes, or says more about
+IMPORTED = {"manifest.json", "dump.npz", "empty.jsonl", "other.json"}
+
+
+@pytest.mark.parametrize("name", sorted(set(KINDS) - IMPORTED))
 def test_import_names_what_is_no_manifest(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
