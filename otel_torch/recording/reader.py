@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
+from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
 from otel_torch.recording.rows import UNPARSABLE, Row, parse_line, parse_lines
@@ -237,7 +238,9 @@ class LineBatch:
                     "the recording ends early"
                 )
             elif fault:
-                raise RecordingError(f"{self.path}: line {number} {fault}")
+                is_first = not (self.follows_rows or start or rows)
+                other = refusal(self.path, RECORDING) if is_first else None
+                raise RecordingError(other or f"{self.path}: line {number} {fault}")
         return rows
 
 
@@ -315,7 +318,7 @@ class LineReader:
     def finish(self) -> None:
         """Raise RecordingError if the file holds no row."""
         if not self.has_rows:
-            raise RecordingError(f"{self.path}: holds no record")
+            raise RecordingError(refusal(self.path, RECORDING) or f"{self.path}: holds no record")
 
 
 def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:
