@@ -278,14 +278,18 @@ class ExportQueue:
             except RuntimeError:  # the interpreter is exiting, `wait` does what can be done
                 pass
 
-    def drain(self, deadline: float) -> None:
-        """Send what is queued now, and wait for it until `deadline` unless the endpoint fails."""
+    def begin_drain(self) -> None:
+        """Send what is queued now at once."""
+        with self._condition:
+            if self._thread is not None and self._phase is _Phase.RUNNING:
+                self._phase = _Phase.DRAINING
+                self._condition.notify_all()
+
+    def wait_drained(self, deadline: float) -> None:
+        """Wait until what is queued is sent, until `deadline` and unless the endpoint fails."""
         with self._condition:
             if self._thread is None:
                 return
-            if self._phase is _Phase.RUNNING:
-                self._phase = _Phase.DRAINING
-            self._condition.notify_all()
             self._condition.wait_for(self._is_drained, max(0.0, deadline - time.monotonic()))
             if self._phase is _Phase.DRAINING:
                 self._phase = _Phase.RUNNING

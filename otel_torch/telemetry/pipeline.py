@@ -200,8 +200,11 @@ class Pipelines:
 
     def drain(self, deadline: float) -> None:
         """Send what is queued now, and wait for it until `deadline`."""
-        for queue in [*self._first_queues(), *self._queues_after_files]:
-            queue.drain(deadline)
+        for queues in (self._first_queues(), self._queues_after_files):
+            for queue in queues:
+                queue.begin_drain()
+            for queue in queues:
+                queue.wait_drained(deadline)
 
     def finish(self, deadline: float) -> None:
         """Send what is queued, all signals at once, and flush the program's providers meanwhile."""
