@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,19 @@ def stop_at_exit(stop: Callable[[], None]) -> None:
     util.register_after_fork(stop, stop_at_end)
     if process.parent_process() is not None:
         stop_at_end(None)
+
+
+_dying_pids: set[int] = set()
+
+
+def note_dying_process() -> None:
+    """Note that this process is about to end without the functions of `atexit`."""
+    _dying_pids.add(os.getpid())
+
+
+def is_process_dying() -> bool:
+    """Return whether this process is about to end without the functions of `atexit`."""
+    return os.getpid() in _dying_pids
 
 
 def is_interpreter_ending() -> bool:

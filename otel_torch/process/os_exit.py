@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from otel_torch.process.exit_hooks import note_dying_process
+
 # How long `os._exit` waits if the recording cannot end, because a device hangs or the caller holds
 # a lock that is needed. An endpoint is given up earlier.
 OS_EXIT_S = 2.0
@@ -39,6 +41,7 @@ def end_before_os_exit(
     def end_and_exit(status: int) -> None:
         released = threading.Event()
         if is_active and is_needed():
+            note_dying_process()
             is_over = threading.Event()
             thread = threading.Thread(
                 target=end_and_wait, args=[is_over, released], name="otel_torch-end", daemon=True

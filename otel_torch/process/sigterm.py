@@ -24,6 +24,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from otel_torch.process.exit_hooks import note_dying_process
+
 # How long a SIGTERM may wait for `stop` if the device hangs: less than launchers wait before they
 # send SIGKILL.
 SIGTERM_S = 5.0
@@ -177,6 +179,7 @@ class _Ending(threading.Thread):
         deadline = time.monotonic() + _HOLD_S
         while not self._is_program_held.wait(0.01) and time.monotonic() < deadline:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        note_dying_process()
         self._stopping.start()
         self._stopping.join(SIGTERM_S)
         _die()

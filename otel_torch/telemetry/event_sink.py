@@ -12,6 +12,7 @@ from otel_torch.recorder import Sink
 from otel_torch.records import Batch
 from otel_torch.telemetry.attributes import estimate_total_bytes
 from otel_torch.telemetry.pipeline import Pipelines
+from otel_torch.telemetry.program_route import restrict_logger
 from otel_torch.telemetry.queue_items import LogItem, make_log_record
 from otel_torch.telemetry.span_sink import SpanSink
 
@@ -19,7 +20,8 @@ from otel_torch.telemetry.span_sink import SpanSink
 class EventSink(Sink):
     """Emits one log record per activation record.
 
-    They go to the program's logger provider, if it has one, or else to our exporters.
+    They go to the program's logger provider, if it has one, or else to our exporters. What it
+    would send by OTLP, our queue sends.
 
     Args:
         span_sink: looks up the span of a step; None if no spans are made.
@@ -33,11 +35,12 @@ class EventSink(Sink):
     def write(self, batch: Batch) -> None:
         span = self._span_sink.context_of(batch.step) if self._span_sink is not None else None
         now = time.time_ns()
-        provider = self._pipelines.provider("logs")
+        provider = self._pipelines.provider_to_call("logs")
         if provider is not None:
             logger = provider.get_logger("otel_torch", otel_torch.__version__)
+            restrict_logger(logger, provider, self._pipelines.route("logs", provider))
             for record in batch.records:
                 logger.emit(make_log_record(record, span, now))
-        elif self._pipelines.exports("logs"):
+        if self._pipelines.exports("logs"):
             size = estimate_total_bytes(batch.records)
             self._pipelines.put("logs", [LogItem(batch.records, size, now, span)])

@@ -369,18 +369,20 @@ class SpanSink(Sink):
 
     def release_spans(self, entries: Sequence[Any]) -> None:
         """Give spans whose device time is known to our exporters or the program's processors."""
-        items = []
+        items: dict[LightTracer, list[SpanItem]] = {}
         for span in entries:
             if not (span.has_span and span.awaits_release):
                 continue
-            if span.light_tracer.collects:
+            tracer: LightTracer = span.light_tracer
+            if tracer.put is not None:
                 span.awaits_release = False
                 size = estimate_span(span) if span.is_modified else _REGION_BYTES
-                items.append(SpanItem(span, [], size))
+                items.setdefault(tracer, []).append(SpanItem(span, [], size))
             else:
-                span.light_tracer.process(span)
-        if items:
-            self._pipelines.put("traces", items)
+                tracer.process(span)
+        for tracer, collected in items.items():
+            if tracer.put is not None:
+                tracer.put(collected)
 
     def discard_open_spans(self) -> None:
         """In a forked child, forget the open spans: the parent ends them."""
@@ -478,7 +480,7 @@ class SpanSink(Sink):
                     self._tracings[key] = (
                         Tracing.private(self._pipelines)
                         if provider is None
-                        else Tracing.of_program(provider)
+                        else Tracing.of_program(provider, self._pipelines)
                     )
         return self._tracings[key]
 
