@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 
 import pytest
 
@@ -128,6 +129,27 @@ print("ended")
     assert {reason for _, reason in counts} <= {"unconfirmed", "shutdown"}
 
 
+class SlowReceiver(Receiver):
+    """Answers after 2.3 s."""
+
+    def store(self, *request):
+        time.sleep(2.3)
+        super().store(*request)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_first_answer_that_takes_more_than_half_of_the_end_is_waited_for(tmp_path, protocol):
+    """The connection stands and the request is under way, so the collector may be slow, not dead."""
+    with SlowReceiver() as receiver:
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish(4)",
+            OTEL_TORCH_SIGNALS="log_events",
+            **receiver.environment(protocol),
+        )
+        assert (lost(done), len(receiver.log_records())) == ({}, 1)
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_what_a_receiver_rejects_is_counted_and_said(tmp_path, protocol):
     with Receiver("reject", rejecting=2) as receiver:
@@ -205,6 +227,7 @@ def test_a_full_queue_drops_the_new_and_counts_them():
 
     class Stuck:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return [item], 10
@@ -252,6 +275,7 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
 
     class Small:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return [item], 10
@@ -351,6 +375,7 @@ def queue_with(encoded, send=None, **options):
 
     class Sender:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return list(item.encode()), encoded(item)

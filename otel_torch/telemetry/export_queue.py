@@ -56,10 +56,14 @@ class Transport(Protocol):
     """Sends batches. Used by one thread, except for `shutdown`.
 
     connected_at: when the last connection was made, by `time.monotonic`; 0 if that is not known.
+    has_connected: whether a connection was ever made; True if that is not known.
     """
 
     @property
     def connected_at(self) -> float: ...
+
+    @property
+    def has_connected(self) -> bool: ...
 
     def encode(self, item: QueueItem) -> tuple[list[Any], int]:
         """Return the item as a part of what `send` takes, and its size in bytes."""
@@ -337,9 +341,11 @@ class ExportQueue:
         self._done.wait(max(0.0, deadline - time.monotonic()))
 
     def _waits_until(self) -> float:
+        transport = self._transport
         return self._patience.waits_until(
             is_hopeless=self._health is _Health.NEVER_WORKED,
-            connected=0.0 if self._transport is None else self._transport.connected_at,
+            connected=0.0 if transport is None else transport.connected_at,
+            has_connected=transport is not None and transport.has_connected,
         )
 
     def _lose_remaining(self) -> None:

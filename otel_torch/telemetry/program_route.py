@@ -150,7 +150,7 @@ def _find_log_route(provider: Any) -> ProgramRoute:
     """
     from opentelemetry.sdk._logs import export as sdk
 
-    exporters = {
+    exporters: dict[type, str] = {
         sdk.BatchLogRecordProcessor: "_batch_processor._exporter",
         sdk.SimpleLogRecordProcessor: "_exporter",
     }
@@ -164,10 +164,10 @@ def _find_log_route(provider: Any) -> ProgramRoute:
 
 def restrict_logger(logger: Any, provider: Any, route: ProgramRoute) -> None:
     """Have a logger call the processors of its provider that our queues do not replace."""
-    multi = getattr(provider, "_multi_log_record_processor", None)
+    multi: Any = getattr(provider, "_multi_log_record_processor", None)
     if route.exporters:
-        processors, multi = route.processors, type(multi)()
-        multi._log_record_processors = processors
+        multi = type(multi)()
+        multi._log_record_processors = route.processors
     if multi is not None:
         logger._multi_log_record_processor = multi
 
