@@ -11,7 +11,7 @@ import requests
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from otel_torch.telemetry.answer import Answer, AnswerKind
+from otel_torch.telemetry.answer import Answer, AnswerKind, explain_path
 from otel_torch.telemetry.bounded_http import copy_session
 from otel_torch.telemetry.otlp_transport import OtlpTransport
 
@@ -68,7 +68,10 @@ class HttpTransport(OtlpTransport):
             return self.read_response(response.content)
         kind = _KINDS.get(response.status_code, "refused")
         detail = f"HTTP {response.status_code} {response.reason or ''}".strip()
-        return Answer(kind, detail, wait_s=_read_wait(response.headers.get("retry-after")))
+        wait_s = _read_wait(response.headers.get("retry-after"))
+        is_unknown = response.status_code in (404, 405)
+        hint = explain_path(self._url, self.signal) if is_unknown else ""
+        return Answer(kind, detail, wait_s=wait_s, hint=hint)
 
     def disconnect(self) -> None:
         if not self._is_shared:

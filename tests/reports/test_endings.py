@@ -191,3 +191,143 @@ print(signal.getsignal(signal.SIGTERM) is handler)
 """,
     )
     assert done.stdout.splitlines() == ["[False, False, False]", "True True", "True"], done.stderr
+
+
+# -- exporters that the program has set up
+
+# providers of the program that send to WHERE, and nothing that makes items of its own
+PROVIDERS = """
+from importlib import import_module
+from opentelemetry import _logs, metrics, trace
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+import os
+
+PROTOCOL, WHERE = os.environ["PROTOCOL"], os.environ["WHERE"]
+
+def exporter(module, name, path):
+    cls = getattr(import_module(f"opentelemetry.exporter.otlp.proto.{PROTOCOL}.{module}"), name)
+    where = {"endpoint": WHERE} if PROTOCOL == "grpc" else {"endpoint": f"{WHERE}/v1/{path}"}
+    return cls(**where, headers={"x-team": "video"}, timeout=600)
+
+tracers = TracerProvider()
+loggers = LoggerProvider()
+if "traces" in os.environ["PROVIDERS"]:
+    make = globals()[os.environ.get("PROCESSOR", "BatchSpanProcessor")]
+    tracers.add_span_processor(make(exporter("trace_exporter", "OTLPSpanExporter", "traces")))
+    trace.set_tracer_provider(tracers)
+if "logs" in os.environ["PROVIDERS"]:
+    loggers.add_log_record_processor(
+        BatchLogRecordProcessor(exporter("_log_exporter", "OTLPLogExporter", "logs"))
+    )
+    _logs.set_logger_provider(loggers)
+if "metrics" in os.environ["PROVIDERS"]:
+    made = exporter("metric_exporter", "OTLPMetricExporter", "metrics")
+    metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(made)]))
+flushes = []
+for provider in (tracers, loggers, metrics.get_meter_provider()):
+    provider.force_flush = lambda *arguments: flushes.append(arguments)
+"""
+MODEL = """
+import atexit
+atexit.register(lambda: print(flushes))
+import torch
+for _ in range(5):
+    torch.nn.Linear(2, 2)(torch.ones(1, 2))
+"""
+
+
+def run_with_providers(
+    tmp_path: Path,
+    receiver: Receiver,
+    protocol: str,
+    providers: str,
+    code: str = MODEL,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    where = receiver.grpc_endpoint if protocol == "grpc" else receiver.http_endpoint
+    return run_python(
+        tmp_path,
+        PROVIDERS + code,
+        PROTOCOL=protocol,
+        PROVIDERS=providers,
+        WHERE=where,
+        OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics",
+        **more,
+    )
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("providers", ["traces", "traces,metrics,logs"])
+def test_the_programs_exporters_keep_nobody_waiting(
+    tmp_path: Path, protocol: str, providers: str
+) -> None:
+    """The collector is silent until the program has ended, and a request may take 600 s."""
+    with Receiver("never") as receiver:
+        done = run_with_providers(tmp_path, receiver, protocol, providers)
+    assert done.stdout == "[]\n"
+    counts = lost(done)
+    assert counts["span", "unconfirmed"] == 6 and counts["span_event", "unconfirmed"] == 5
+    assert counts.get(("log_event", "unconfirmed"), 0) == 5 * ("logs" in providers)
+    assert (counts.get(("metric_point", "unconfirmed"), 0) > 0) is ("metrics" in providers)
+
+
+def test_a_processor_that_exports_at_once_keeps_no_step_waiting(tmp_path: Path) -> None:
+    more = {"PROCESSOR": "SimpleSpanProcessor"}
+    with Receiver("never") as receiver:
+        done = run_with_providers(tmp_path, receiver, "http", "traces", **more)
+    assert lost(done)["span", "unconfirmed"] == 6
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_the_programs_exporters_would_send_arrives_with_their_settings(
+    tmp_path: Path, protocol: str
+) -> None:
+    with Receiver() as receiver:
+        done = run_with_providers(tmp_path, receiver, protocol, "traces,metrics,logs")
+    assert lost(done) == {} and done.stdout == "[]\n"
+    assert len(receiver.spans("torch.forward")) == len(receiver.events()) == 5
+    assert len(receiver.log_records()) == 5
+    assert len(receiver.metric_points("torch.module.activation.mean")) == 5
+    assert {headers.get("x-team") for headers in receiver.headers} == {"video"}
+    # the program's own resource, without ours
+    assert not any("dl.rank" in span["resource"] for span in receiver.spans())
+
+
+OTHERS = """
+from opentelemetry.sdk.trace import SpanLimits, SpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+class Stamp(SpanProcessor):
+    def on_start(self, span, parent_context=None):
+        span.set_attribute("stamp", "mine")
+
+memory = InMemorySpanExporter()
+tracers._span_limits = SpanLimits(max_events=1)
+tracers.add_span_processor(Stamp())
+"""
+LATER = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Tanh())
+model(torch.ones(1, 2))
+tracers.add_span_processor(SimpleSpanProcessor(memory))
+model(torch.ones(1, 2))
+import atexit
+atexit.register(lambda: print(len([s for s in memory.get_finished_spans() if s.name == "torch.forward"])))
+"""
+
+
+def test_other_processors_of_the_program_are_called_as_ever(tmp_path: Path) -> None:
+    """One sets an attribute at the start, another is added while the program runs."""
+    with Receiver() as receiver:
+        done = run_with_providers(tmp_path, receiver, "http", "traces", OTHERS + LATER)
+    assert done.stdout == "1\n"
+    forwards = receiver.spans("torch.forward")
+    assert [span["attributes"]["stamp"] for span in forwards] == ["mine", "mine"]
+    # of four records a forward, one fits on each span within the program's limit
+    assert {len(span["events"]) for span in receiver.spans() if span["name"] != "torch.run"} == {1}
+    assert len(receiver.events()) == 8 and lost(done) == {}
