@@ -125,7 +125,7 @@ def explain_path(url: str, signal: str) -> str:
     """Return what is wrong with the path of a signal's URL, which is not printed; empty if nothing.
 
     >>> explain_path("http://collector:4318/v1/traces/v1/traces", "traces")
-    'OTEL_EXPORTER_OTLP_ENDPOINT takes no path of a signal: leave out its /v1/traces, which is added'
+    'OTEL_EXPORTER_OTLP_ENDPOINT takes no signal path: leave out its /v1/traces, which is added'
     >>> explain_path("http://collector:4318", "traces")
     'its address has to end in /v1/traces: nothing is added to OTEL_EXPORTER_OTLP_TRACES_ENDPOINT'
     >>> explain_path("http://collector:4318/v1/traces", "traces")
@@ -134,7 +134,7 @@ def explain_path(url: str, signal: str) -> str:
     path = re.sub(r"[?#].*", "", url).rstrip("/")
     if twice := re.search(r"(/v1/(?:traces|metrics|logs))/*/v1/\w+$", path):
         return (
-            "OTEL_EXPORTER_OTLP_ENDPOINT takes no path of a signal: "
+            "OTEL_EXPORTER_OTLP_ENDPOINT takes no signal path: "
             f"leave out its {twice[1]}, which is added"
         )
     if not path.endswith(f"/v1/{signal}"):

@@ -6,11 +6,15 @@ A backend for logs has them within a second, before the step's span ends.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+from opentelemetry.sdk._logs import LogRecordLimits
 
 import otel_torch
 from otel_torch.recorder import Sink
-from otel_torch.records import Batch
-from otel_torch.telemetry.attributes import estimate_total_bytes
+from otel_torch.records import Batch, Record
+from otel_torch.telemetry.attributes import estimate_total_bytes, event_attributes
+from otel_torch.telemetry.limits import may_drop_from_logs, read_log_limits
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.program_route import restrict_logger
 from otel_torch.telemetry.queue_items import LogItem, make_log_record
@@ -31,6 +35,7 @@ class EventSink(Sink):
 
     def __init__(self, pipelines: Pipelines, span_sink: SpanSink | None) -> None:
         self._pipelines, self._span_sink = pipelines, span_sink
+        self._own_limits = read_log_limits()
 
     def write(self, batch: Batch) -> None:
         span = self._span_sink.context_of(batch.step) if self._span_sink is not None else None
@@ -42,5 +47,20 @@ class EventSink(Sink):
             for record in batch.records:
                 logger.emit(make_log_record(record, span, now))
         if self._pipelines.exports("logs"):
-            size = estimate_total_bytes(batch.records)
-            self._pipelines.put("logs", [LogItem(batch.records, size, now, span)])
+            size, limits = estimate_total_bytes(batch.records), self._limits()
+            if limits is not None:
+                self._count_dropped(batch.records, limits)
+            self._pipelines.put("logs", [LogItem(batch.records, size, now, span, limits)])
+
+    def _limits(self) -> LogRecordLimits | None:
+        """Return the limits of the program's provider, or else of the environment, if they may
+        drop anything.
+        """
+        limits = getattr(self._pipelines.provider("logs"), "_log_record_limits", self._own_limits)
+        return limits if may_drop_from_logs(limits) else None
+
+    def _count_dropped(self, records: Sequence[Record], limits: LogRecordLimits) -> None:
+        most = limits.max_log_record_attributes
+        if most is not None:
+            dropped = sum(max(0, len(event_attributes(record)) - most) for record in records)
+            self._pipelines.losses.count("attribute", "attribute_limit", dropped)

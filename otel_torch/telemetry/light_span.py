@@ -42,6 +42,9 @@ from otel_torch.telemetry.providers import is_always_sampling, is_sdk_counting_s
 # longer it waits for none
 MAX_DEVICE_WAIT_S = 0.5
 
+# more than a region's label has
+_LABEL_ATTRIBUTES = 16
+
 # -- the current span
 
 # private names of the API: the context key of the current span, and the variable of the context
@@ -248,6 +251,8 @@ class LightTracer:
     def __init__(self, tracer: Tracer, put: Callable[[Sequence[Any]], None] | None) -> None:
         self.tracer, self.put = tracer, put
         self.limits, self.scope = tracer._span_limits, tracer._instrumentation_scope
+        most = self.limits.max_span_attributes
+        self.may_drop_attributes = most is not None and most < _LABEL_ATTRIBUTES
         self.config = tracer._tracer_config
         self.multi_processor: Any = tracer.span_processor
         self.processors: tuple[Any, ...] = self.multi_processor._span_processors

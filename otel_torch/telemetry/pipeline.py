@@ -88,7 +88,7 @@ class Pipelines:
     ) -> None:
         self.job, self.backpressure = job, BackpressureBudget()
         self.scope = InstrumentationScope("otel_torch", otel_torch.__version__)
-        self._losses, self._exporters = losses, exporters
+        self.losses, self._exporters = losses, exporters
         self._end_early, self._files = end_early, files
         self._queues: dict[str, list[ExportQueue]] = {}
         # by the exporter of the program, which is kept, whose endpoint they send to
@@ -255,7 +255,7 @@ class Pipelines:
         return ExportQueue(
             name,
             open_queue_transport,
-            self._losses,
+            self.losses,
             collect=collect,
             interval_s=interval_s or _read_metric_interval(),
             is_local=is_local,

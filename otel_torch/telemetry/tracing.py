@@ -6,14 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Span, Tracer
 
 import otel_torch
-from otel_torch.records import Record, Scope
+from otel_torch.records import Losses, Record, Scope
 from otel_torch.telemetry.ids import PrivateIds
 from otel_torch.telemetry.light_span import LightTracer
+from otel_torch.telemetry.limits import count_dropped, may_drop_from_events, read_span_limits
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.program_route import ProgramProcessors, can_replace_processors
 from otel_torch.telemetry.providers import read_event_limit
@@ -31,10 +32,11 @@ class QueueProcessor(SpanProcessor):
 
     Args:
         put: enqueues items.
+        losses: counts what limits have dropped.
     """
 
-    def __init__(self, put: Callable[[Sequence[QueueItem]], None]) -> None:
-        self.put = put
+    def __init__(self, put: Callable[[Sequence[QueueItem]], None], losses: Losses) -> None:
+        self.put, self.losses = put, losses
         self.events: dict[int, tuple[list[Record], int]] = {}
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -42,6 +44,7 @@ class QueueProcessor(SpanProcessor):
         if context is None:
             return
         records, size = self.events.pop(context.span_id, ([], 0))
+        count_dropped(span, self.losses)
         if context.trace_flags.sampled:
             self.put([SpanItem(span, records, size + estimate_span(span))])
 
@@ -64,11 +67,18 @@ class Tracing:
         self.tracer, self.ids, self.provider = tracer, ids, provider
         self._queue, self._processors = queue, processors
         self._light_tracer: LightTracer | None = None
+        limits = getattr(tracer, "_span_limits", None)
+        is_own = ids is not None  # of a program's span, records leave a part of the events to it
+        self._may_drop = limits is not None and (
+            may_drop_from_events(limits) or (is_own and limits.max_events is not None)
+        )
 
     @property
     def processor(self) -> QueueProcessor | None:
-        """The queue of spans if nothing else gets them: then records need not be made events."""
-        if self._processors is not None and self._processors.has_others:
+        """The queue of spans if records need not be made events of the SDK: nothing else gets the
+        spans, and no limit drops anything.
+        """
+        if self._may_drop or (self._processors is not None and self._processors.has_others):
             return None
         return self._queue
 
@@ -80,7 +90,8 @@ class Tracing:
             tracer.id_generator = PrivateIds()  # the SDK's draws from the program's random numbers
         if not can_replace_processors(tracer):
             return cls(tracer, None, None, provider)
-        queue = QueueProcessor(functools.partial(pipelines.put_for, provider, "traces"))
+        put = functools.partial(pipelines.put_for, provider, "traces")
+        queue = QueueProcessor(put, pipelines.losses)
         tracer.span_processor = processors = ProgramProcessors(provider, queue)
         return cls(tracer, None, queue, provider, processors)
 
@@ -88,12 +99,13 @@ class Tracing:
     def private(cls, pipelines: Pipelines) -> Tracing:
         """Make spans with a provider of our own, which enqueues them for our exporters."""
         ids = PrivateIds()
-        processor = QueueProcessor(functools.partial(pipelines.put_for, None, "traces"))
+        put = functools.partial(pipelines.put_for, None, "traces")
+        processor = QueueProcessor(put, pipelines.losses)
         provider = TracerProvider(
             resource=pipelines.resource,
             shutdown_on_exit=False,
             id_generator=ids,
-            span_limits=SpanLimits(max_events=SpanLimits.UNSET),
+            span_limits=read_span_limits(),
         )
         provider.add_span_processor(processor)
         tracer = provider.get_tracer("otel_torch", otel_torch.__version__)

@@ -271,7 +271,7 @@ def test_the_programs_exporters_keep_nobody_waiting(
         done = run_with_providers(tmp_path, receiver, protocol, providers)
     assert done.stdout == "[]\n"
     counts = lost(done)
-    assert counts["span", "unconfirmed"] == 6 and counts["span_event", "unconfirmed"] == 5
+    assert counts["span", "unconfirmed"] == 11 and counts["span_event", "unconfirmed"] == 5
     assert counts.get(("log_event", "unconfirmed"), 0) == 5 * ("logs" in providers)
     assert (counts.get(("metric_point", "unconfirmed"), 0) > 0) is ("metrics" in providers)
 
@@ -280,7 +280,7 @@ def test_a_processor_that_exports_at_once_keeps_no_step_waiting(tmp_path: Path) 
     more = {"PROCESSOR": "SimpleSpanProcessor"}
     with Receiver("never") as receiver:
         done = run_with_providers(tmp_path, receiver, "http", "traces", **more)
-    assert lost(done)["span", "unconfirmed"] == 6
+    assert lost(done)["span", "unconfirmed"] == 11
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -307,7 +307,7 @@ class Stamp(SpanProcessor):
         span.set_attribute("stamp", "mine")
 
 memory = InMemorySpanExporter()
-tracers._span_limits = SpanLimits(max_events=1)
+tracers._span_limits = SpanLimits(max_events=2)
 tracers.add_span_processor(Stamp())
 """
 LATER = """
@@ -328,6 +328,6 @@ def test_other_processors_of_the_program_are_called_as_ever(tmp_path: Path) -> N
     assert done.stdout == "1\n"
     forwards = receiver.spans("torch.forward")
     assert [span["attributes"]["stamp"] for span in forwards] == ["mine", "mine"]
-    # of four records a forward, one fits on each span within the program's limit
-    assert {len(span["events"]) for span in receiver.spans() if span["name"] != "torch.run"} == {1}
+    # of the program's two events a span, one is left to others
+    assert max(len(span["events"]) for span in receiver.spans()) == 1
     assert len(receiver.events()) == 8 and lost(done) == {}
