@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.hostile_server import HostileServer, answers
 from tests.otlp_receiver import Receiver
 from tests.telemetry_support import drive
 
@@ -148,6 +149,29 @@ def test_a_first_answer_that_takes_more_than_half_of_the_end_is_waited_for(tmp_p
             **receiver.environment(protocol),
         )
         assert (lost(done), len(receiver.log_records())) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "path", "is_said"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/logs", "takes no signal path: leave out its /v1/logs"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/traces/", "signal path: leave out its /v1/traces"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "", "its address has to end in /v1/logs"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "/v1/logs", "give it a pipeline"),
+    ],
+)
+def test_a_path_that_no_receiver_has_is_explained(tmp_path, variable, path, is_said):
+    with HostileServer(answers("404 Not Found")) as server:
+        variables = server.environment | {variable: server.endpoint + path}
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish()",
+            OTEL_TORCH_SIGNALS="log_events",
+            **variables,
+        )
+    assert is_said in done.stderr
+    assert ("pipeline" in done.stderr) is ("pipeline" in is_said)
+    assert lost(done) == {("log_event", "refused"): 1}
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
