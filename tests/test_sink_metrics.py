@@ -208,26 +208,31 @@ finish()
     assert "lost" not in done.stderr
 
 
-def test_the_programs_own_meter_provider_is_used_and_its_limit_is_said(tmp_path, receiver):
+@pytest.mark.parametrize("views", ["[]", "[View(instrument_name='mine', name='yours')]"])
+def test_the_programs_own_meter_provider_is_used_and_its_limit_is_said(tmp_path, receiver, views):
+    """With views it has to make the metrics itself; else our queue sends what it would send."""
     done = drive(tmp_path, """
 from opentelemetry import metrics
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import View
 from opentelemetry.sdk.resources import Resource
 reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=os.environ["PROGRAM"]), export_interval_millis=3600_000)
-provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}))
+provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}), views=eval(os.environ["VIEWS"]))
 metrics.set_meter_provider(provider)
 for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
 finish()
 assert metrics.get_meter_provider() is provider
-""", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
-    assert values(receiver)[-1] == ("layer", None, 2.0)
+if provider._sdk_config.views: provider.shutdown()
+""", PROGRAM=receiver.grpc_endpoint, VIEWS=views)  # fmt: skip
+    sent = [value for *_, value in values(receiver)]
+    assert sent == [2.0] if views != "[]" else [0.0, 1.0, 2.0]
     assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
     assert {point["resource"]["service.name"] for point in receiver.metric_points()} == {
         "the program"
     }
-    assert "only the last value" in done.stderr
+    assert ("only the last value" in done.stderr) is (views != "[]")
 
 
 def test_series_are_found_and_counted_in_the_thread_that_sends(tmp_path, receiver):

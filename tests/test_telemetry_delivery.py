@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 
 import pytest
 
+from tests.hostile_server import HostileServer, answers
 from tests.otlp_receiver import Receiver
 from tests.telemetry_support import drive
 
@@ -128,6 +130,50 @@ print("ended")
     assert {reason for _, reason in counts} <= {"unconfirmed", "shutdown"}
 
 
+class SlowReceiver(Receiver):
+    """Answers after 2.3 s."""
+
+    def store(self, *request):
+        time.sleep(2.3)
+        super().store(*request)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_first_answer_that_takes_more_than_half_of_the_end_is_waited_for(tmp_path, protocol):
+    """The connection stands and the request is under way, so the collector may be slow, not dead."""
+    with SlowReceiver() as receiver:
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish(4)",
+            OTEL_TORCH_SIGNALS="log_events",
+            **receiver.environment(protocol),
+        )
+        assert (lost(done), len(receiver.log_records())) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "path", "is_said"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/logs", "takes no signal path: leave out its /v1/logs"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/traces/", "signal path: leave out its /v1/traces"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "", "its address has to end in /v1/logs"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "/v1/logs", "give it a pipeline"),
+    ],
+)
+def test_a_path_that_no_receiver_has_is_explained(tmp_path, variable, path, is_said):
+    with HostileServer(answers("404 Not Found")) as server:
+        variables = server.environment | {variable: server.endpoint + path}
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish()",
+            OTEL_TORCH_SIGNALS="log_events",
+            **variables,
+        )
+    assert is_said in done.stderr
+    assert ("pipeline" in done.stderr) is ("pipeline" in is_said)
+    assert lost(done) == {("log_event", "refused"): 1}
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_what_a_receiver_rejects_is_counted_and_said(tmp_path, protocol):
     with Receiver("reject", rejecting=2) as receiver:
@@ -205,6 +251,7 @@ def test_a_full_queue_drops_the_new_and_counts_them():
 
     class Stuck:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return [item], 10
@@ -252,6 +299,7 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
 
     class Small:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return [item], 10
@@ -352,6 +400,7 @@ def queue_with(encoded, send=None, **options):
 
     class Sender:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return list(item.encode()), encoded(item)

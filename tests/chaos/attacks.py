@@ -32,7 +32,7 @@ ENDS = {
     "SIGKILL": (False, -signal.SIGKILL),
     "SIGQUIT": (False, -signal.SIGQUIT),
     "SIGHUP": (False, -signal.SIGHUP),
-    "os._exit": (False, 3),
+    "os._exit": (True, 3),
     "raise": (True, 1),
 }
 
