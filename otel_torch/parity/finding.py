@@ -16,7 +16,7 @@ SCHEMA = "otel_torch.diff/1"
 
 Side = Literal["input", "output", "parameter"]
 Kind = Literal["value", "layout", "nonfinite", "shape", "dtype", "weights", "missing"]
-Verdict = Literal["match", "diverged", "incomparable"]
+Verdict = Literal["match", "diverged", "incomparable", "partial"]
 # The outcome of a compared pair. The first four are within their floor, or harmless.
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
 # The statistics that a report shows of a tensor.
@@ -178,7 +178,8 @@ class Report:
     """The result of a comparison.
 
     Attributes:
-        reason: Why the recordings cannot be compared, if so.
+        verdict: `partial` if nothing that was compared differs, and `uncompared` is not empty.
+        reason: Why the recordings cannot be compared, or what was not, if so.
         pairs: How many pairs of tensors were compared.
         first: The finding that explains the divergence, if any.
         introduced: All independent findings, `first` included.
@@ -186,6 +187,8 @@ class Report:
         unpaired: `reference` and `port` -> the modules that only this side has.
         ambiguous: Modules with several equally good matches.
         warnings: One line each.
+        uncompared: What a side computed and was not compared, the warnings of it: what is missing
+            of a recording that was cut, and forwards and tokens without a counterpart.
         environment: What differs between the environments of the two runs.
         compared: The pairs in the reference's order. For a long recording, those of its first steps
             and of every step with a difference.
@@ -214,6 +217,7 @@ class Report:
     )
     ambiguous: list[UncomparedTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    uncompared: list[str] = field(default_factory=list)
     environment: list[EnvironmentDifference] = field(default_factory=list)
     compared: list[ComparedPair] = field(default_factory=list)
     compared_left_out: int = 0
@@ -238,6 +242,16 @@ class Report:
         from otel_torch.parity.report.notebook import report_html
 
         return report_html(self)
+
+    def leave_out(self, warning: str) -> None:
+        """Add a warning of something that a side computed and that was not compared."""
+        self.warnings.append(warning)
+        self.uncompared.append(warning)
+
+    def judge_whole(self) -> None:
+        """Call a match partial if not everything was compared."""
+        if self.verdict in ("match", "partial") and self.uncompared:
+            self.verdict, self.reason = "partial", "; ".join(self.uncompared)
 
     @property
     def schema(self) -> str:

@@ -37,6 +37,7 @@ WEAKER_VERDICT = (
     "This verdict is weaker: without sketches only statistics were compared, and those miss "
     "reordered values. Record both sides with OTEL_TORCH_CAPTURE=parity."
 )
+PARTIAL_VERDICT = "Nothing that was compared differs, but not everything was compared"
 
 _PLACES: dict[Side, str] = {
     "input": "input of {module}",
@@ -100,6 +101,12 @@ def recording_names(report: Report) -> tuple[str, str]:
         return report.reference, report.port
     reference, port = report.models
     return f"{reference} of {report.reference}", f"{port} of {report.port}"
+
+
+def further_warnings(report: Report) -> list[str]:
+    """Return the warnings that a report does not show with its verdict."""
+    shown = report.uncompared if report.verdict == "partial" else ()
+    return [warning for warning in report.warnings if warning not in shown]
 
 
 def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:

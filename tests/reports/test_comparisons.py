@@ -1,0 +1,99 @@
+"""`otel-torch diff` says nothing that the recordings do not show, and each command it prints leads
+on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import otel_torch
+from tests.reports.sides import command, compare, diff, record
+from tests.support import metadata
+
+# -- a comparison that is not whole
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("steps")
+    return record(folder, "steps", "ref"), record(folder, "steps", "port")
+
+
+def cut(recording: Path, folder: Path, *, torn: bool) -> Path:
+    """Copy a recording up to the middle of its second forward."""
+    text = recording.read_bytes()
+    lines = text.splitlines(keepends=True)
+    second = next(n for n, line in enumerate(lines) if json.loads(line)["step"] == 1)
+    kept = b"".join(lines[: second + 2])
+    target = folder / recording.name
+    target.write_bytes(kept[:-20] if torn else kept)
+    facts = metadata(recording)
+    target.with_suffix("").with_suffix(".meta.json").write_text(json.dumps(facts))
+    return target
+
+
+@pytest.mark.parametrize("torn", [True, False])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_recording_that_was_cut_does_not_match(
+    tmp_path: Path, steps: tuple[Path, Path], side: int, torn: bool
+) -> None:
+    sides = list(steps)
+    sides[side] = cut(sides[side], tmp_path, torn=torn)
+    answer = diff(tmp_path, *sides)
+    assert (answer.status, answer.verdict, answer.report["first"]) == (2, "partial", None)
+    words = "was cut off" if torn else "was cut: it has"
+    assert words in answer.report["reason"] and words in answer.text
+    assert "1 forward of Denoiser" in answer.report["reason"]
+    assert "matches" not in answer.text
+    page = tmp_path / "page.html"
+    done = command(tmp_path, "diff", *sides, "--html", page)
+    assert done.returncode == 2 and done.stderr.startswith("otel_torch: partial: ")
+    assert "not everything was compared" in page.read_text()
+    assert "matches the reference" not in page.read_text()
+
+
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_steps_that_only_one_side_runs_are_not_compared(tmp_path: Path, bitwise: bool) -> None:
+    reference = record(tmp_path, "steps", "ref")
+    fewer = tmp_path / "fewer.jsonl"
+    lines = reference.read_text().splitlines(keepends=True)
+    fewer.write_text("".join(line for line in lines if json.loads(line)["step"] != 2))
+    facts = metadata(reference)
+    facts["models"]["Denoiser"]["forwards"] = 2
+    facts["records_written"] = len(fewer.read_text().splitlines())
+    fewer.with_suffix(".meta.json").write_text(json.dumps(facts))
+    for sides in ((reference, fewer), (fewer, reference)):
+        report = otel_torch.diff(*sides, bitwise=bitwise)
+        assert (report.verdict, report.first) == ("partial", None)
+        assert "without a counterpart" in report.reason or "no counterpart" in report.reason
+        assert report.as_json()["reason"] == report.reason
+
+
+def test_ranks_are_whole_only_if_each_is(tmp_path: Path, steps: tuple[Path, Path]) -> None:
+    for side in ("reference", "port"):
+        for rank in (0, 1):
+            folder = tmp_path / side
+            folder.mkdir(exist_ok=True)
+            target = folder / f"run.rank{rank}.jsonl"
+            target.write_bytes(steps[0].read_bytes())
+            facts = metadata(steps[0]) | {"rank": rank, "world_size": 2}
+            target.with_suffix(".meta.json").write_text(json.dumps(facts))
+    reference, port = tmp_path / "reference", tmp_path / "port"
+    assert otel_torch.diff(reference, port).verdict == "match"
+    broken = port / "run.rank1.jsonl"
+    broken.write_bytes(b"".join(broken.read_bytes().splitlines(keepends=True)[:-3]))
+    report = otel_torch.diff(reference, port)
+    assert (report.verdict, report.first) == ("partial", None)
+    assert report.reason.startswith("rank 1: ") and "was cut" in report.reason
+    broken.unlink()
+    broken.with_suffix(".meta.json").unlink()
+    report = otel_torch.diff(reference, port)
+    assert report.verdict == "partial" and "only the first rank" in report.reason
+
+
+def test_a_whole_comparison_matches(tmp_path: Path, steps: tuple[Path, Path]) -> None:
+    answer = diff(tmp_path, *steps)
+    assert (answer.status, answer.verdict, answer.report["reason"]) == (0, "match", None)
