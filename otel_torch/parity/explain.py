@@ -34,10 +34,11 @@ def explain(fault: Fault, alignment: Alignment) -> str:
             "modules run in another order."
         )
     if port.side == "input":
-        reason = (
-            f"The input of {name} {difference}, and no module made it: the code before {name} "
-            "did, from right values."
-        )
+        reason = f"The input of {name} {difference}, and no recorded module made it: "
+        if _has_right_values_before(port, alignment):
+            reason += f"the code before {name} did, from right values."
+        else:
+            reason += f"the code that calls {name} did, or it was given that."
     else:
         reason = f"The output of {name} {difference}, while {_inputs_state(port, alignment)}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
@@ -53,6 +54,14 @@ def _is_exchanged(reference: Location | None, port: Location, alignment: Alignme
     if match is None or port.call is None or match is port.call:
         return False
     return match.module != port.module[1] and pattern(match.module) == pattern(port.module[1])
+
+
+def _has_right_values_before(port: Location, alignment: Alignment) -> bool:
+    """Return whether a right value was seen before an input."""
+    role = port.role
+    if role is None:
+        return True
+    return any(pair.is_right and pair.port[0].time < role.time for pair in alignment.pairs)
 
 
 def has_known_inputs(fault: Fault, alignment: Alignment) -> bool:

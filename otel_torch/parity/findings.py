@@ -116,8 +116,9 @@ class Findings:
             )
             if is_inherited or self._is_listed(finding):
                 continue
-            takes_data = takes_data or self._is_first_forward
-            cause = other_inputs(alignment, fault) if takes_data else None
+            cause = None
+            if takes_data or (self._is_first_forward and _begins_run(alignment)):
+                cause = other_inputs(alignment, fault)
             if cause is not None:
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue
@@ -212,6 +213,14 @@ def pair_finding(pair: ComparedPair) -> Finding:
         floor=pair.floor,
         explanation="",
     )
+
+
+def _begins_run(alignment: Alignment) -> bool:
+    """Return whether a forward is of the first step of either run; what enters later ones may have
+    been made in a step that was not recorded.
+    """
+    calls = alignment.reference.calls[0], alignment.port.calls[0]
+    return any(not call.loop and not call.step for call in calls)
 
 
 def _is_computed(role: Role) -> bool:

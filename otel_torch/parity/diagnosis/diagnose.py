@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.breakdown import axis_names, break_down
+from otel_torch.parity.breakdown import break_down
 from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, TensorValue, summed_sketch
 from otel_torch.parity.diagnosis import (
     attention,
@@ -71,6 +71,7 @@ VALUES: tuple[Hypothesis, ...] = (
     linear.one_term,
     linear.equal_to_another,
     linear.shifted,
+    linear.scaled_and_shifted,
     rounding.dropout_module,
     functions.activation,
     linear.factor_of_another,
@@ -166,7 +167,7 @@ class Diagnosis:
         if reference.size != port.size:
             shapes = f"{list(reference.shape)} in the reference, {list(port.shape)} in the port"
             return (f"The shapes are {shapes}.",)
-        names = axis_names(reference.ndim, clues.weight is not None)
+        names = clues.axis_names(reference.shape)
         return tuple(break_down(reference, port, names).lines())
 
     def _clues(self, fault: Fault, alignment: Alignment) -> Iterator[Clues]:
