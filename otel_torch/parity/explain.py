@@ -38,7 +38,7 @@ def explain(fault: Fault, alignment: Alignment) -> str:
         if _has_right_values_before(port, alignment):
             reason += f"the code before {name} did, from right values."
         else:
-            reason += f"the code that calls {name} did, or it was given that."
+            reason += f"the code that calls {name} did, or was given it."
     else:
         reason = f"The output of {name} {difference}, while {_inputs_state(port, alignment)}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):

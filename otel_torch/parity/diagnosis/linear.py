@@ -142,7 +142,9 @@ def scaled_and_shifted(clues: Clues) -> Cause | None:
         if abs(factor) * deviation < 100 * slack or abs(shift) < 100 * slack:
             continue
         if max(map(abs, errors)) <= 4 * slack and _fits_elements(clues, factor, shift, slack):
-            numbers = f"times {_digits(factor)}, {'plus' if shift > 0 else 'minus'} {abs(shift):.4g}"
+            numbers = (
+                f"times {_digits(factor)}, {'plus' if shift > 0 else 'minus'} {abs(shift):.4g}"
+            )
             return Cause("scaled", True, f"{clues.subject} is the reference's {numbers}")
     return None
 
