@@ -17,6 +17,9 @@ SCHEMA = "otel_torch.diff/1"
 Side = Literal["input", "output", "parameter"]
 Kind = Literal["value", "layout", "nonfinite", "shape", "dtype", "weights", "missing"]
 Verdict = Literal["match", "diverged", "incomparable", "partial"]
+# What enters a module, or comes before an input: all of it matches, what was compared of it does, not
+# all of it does, or none was compared.
+Before = Literal["right", "partly", "wrong", "unknown"]
 # The outcome of a compared pair. The first four are within their floor, or harmless.
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
 # The statistics that a report shows of a tensor.
@@ -83,8 +86,7 @@ class Finding:
         explanation: Two or three sentences for people: the cause, if known, and why here.
         cause: What the fault is, None where the recordings do not show it.
         breakdown: Where in the tensor the difference is, a line each; empty without whole tensors.
-        knows_input: Whether an input of the module was compared; otherwise the fault may be in the
-            code before the module.
+        before: What is known of the inputs of the module, or of the tensors before this input.
     """
 
     model: str | None
@@ -109,7 +111,12 @@ class Finding:
     explanation: str
     cause: Cause | None = None
     breakdown: tuple[str, ...] = ()
-    knows_input: bool = True
+    before: Before = "right"
+
+    @property
+    def knows_input(self) -> bool:
+        """Whether something before was compared; else the fault may be in the code before."""
+        return self.before != "unknown"
 
 
 @dataclass(slots=True)

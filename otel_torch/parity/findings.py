@@ -11,7 +11,7 @@ import numpy as np
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.diagnosis.diagnose import Diagnosis, Examination
-from otel_torch.parity.explain import explain, has_known_inputs
+from otel_torch.parity.explain import explain, state_before
 from otel_torch.parity.fault_path import path_to
 from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, Finding, Kind, State
@@ -109,10 +109,11 @@ class Findings:
             path = path_to(judgment.faults[0], alignment)
             self.path = [forward.make(alignment.pairs.index(pair), True) for pair in path]
         is_inherited = had_suspects and not self._isolated and not _begins_right(alignment)
+        diagnosis.learn(alignment)
         for fault in judgment.faults:
             finding = replace(
                 _finding(fault, self._explain(fault, alignment)),
-                knows_input=has_known_inputs(fault, alignment),
+                before=state_before(fault, alignment),
             )
             if is_inherited or self._is_listed(finding):
                 continue

@@ -24,7 +24,7 @@ class RankRecording:
 
 
 def find_recordings(
-    path: str | Path, temporary: Path, warn: Warn, leave_out: Warn
+    path: str | Path, temporary: Path, warn: Warn, leave_out: Warn | None = None
 ) -> list[RankRecording]:
     """Return the recordings of a path.
 
@@ -42,7 +42,7 @@ def find_recordings(
         return [RankRecording(None, recording) for recording in ranks.values()]
     if not any(map(_has_shards, ranks.values())):
         return [RankRecording(rank, recording) for rank, recording in ranks.items()]
-    return [RankRecording(None, merge_shards(path, ranks, temporary, warn, leave_out))]
+    return [RankRecording(None, merge_shards(path, ranks, temporary, warn, leave_out or warn))]
 
 
 def pair_ranks(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import otel_torch
-from tests.reports.sides import command, compare, diff, record
+from tests.reports.sides import command, diff, record
 from tests.support import metadata
 
 # -- a comparison that is not whole

@@ -145,10 +145,11 @@ def _cell(value: object) -> str:
 
 def _path(report: Report) -> list[str]:
     """Return the pairs on the path from the inputs to the first finding."""
-    if not report.chain:
+    path = path_to_finding(report)
+    if not path:
         return []
     rows = []
-    for pair in report.chain[-MAX_ENTRIES:]:
+    for pair in path[-MAX_ENTRIES:]:
         names = [module_name(pair.module), pair.tensor]
         port_names = [module_name(pair.port_module), pair.port_tensor]
         rows.append(

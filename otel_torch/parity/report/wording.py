@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.parity.finding import (
+    Before,
     Finding,
     Kind,
     LogProbabilities,
@@ -44,23 +45,29 @@ _PLACES: dict[Side, str] = {
     "output": "output of {module}",
     "parameter": "weights of {module}",
 }
-# The problem with the tensor, and its meaning for the search.
-_HEADLINES: dict[Side, tuple[str, str]] = {
-    "input": (
-        "the input `{tensor}` of {module} {defect}",
-        "Everything recorded before it matches.",
-    ),
-    "output": (
-        "the output `{tensor}` of {module} {defect}",
-        "Everything that enters the module matches.",
-    ),
-    "parameter": ("the weight `{tensor}` of {module} differs", "No forward pass is involved."),
+_HEADLINES: dict[Side, str] = {
+    "input": "the input `{tensor}` of {module} {defect}",
+    "output": "the output `{tensor}` of {module} {defect}",
+    "parameter": "the weight `{tensor}` of {module} differs",
 }
+# What the comparison shows of the tensors before.
+_CONTEXTS: dict[tuple[Side, Before], str] = {
+    ("input", "right"): "Everything recorded before it matches.",
+    ("input", "wrong"): "Some of what was recorded before it differs, too.",
+    ("input", "unknown"): "Nothing before it in this forward was compared.",
+    ("output", "right"): "Everything that enters the module matches.",
+    ("output", "partly"): "What was compared of its inputs matches.",
+    ("output", "wrong"): "What enters the module differs, too.",
+    (
+        "output",
+        "unknown",
+    ): "Its input was not compared: the fault is in it or in the code before it.",
+}
+_WEIGHTS_CONTEXT = "No forward pass is involved."
 GAIN_UNKNOWN = (
     "What the output would gain from one module in full precision is not measurable from two "
     "recordings: run the port with that module in full precision."
 )
-_UNKNOWN_INPUT = "Its input was not compared: the fault is in it or in the code before it."
 _RIGHT_TOKENS = "The tokens that enter the module match."
 # Likewise for what a training step does after its forwards, by phase.
 _TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
@@ -192,10 +199,9 @@ def headline(finding: Finding, *, by_tokens: bool = False) -> str:
         owner, lacking = ("reference", "port") if in_reference else ("port", "reference")
         template, context = f"only the {owner} has {{module}}, the {lacking} does not", ""
     else:
-        template, context = _HEADLINES[side or "output"]
-        if side == "output" and not finding.knows_input:
-            context = _UNKNOWN_INPUT
-        elif side == "output" and by_tokens:
+        template = _HEADLINES[side or "output"]
+        context = _CONTEXTS.get((side or "output", finding.before), _WEIGHTS_CONTEXT)
+        if side == "output" and finding.before == "right" and by_tokens:
             context = _RIGHT_TOKENS
     fields = {
         "model": escape(finding.model or "the model"),
