@@ -202,6 +202,10 @@ class _Comparison:
         self._noise = NoiseForwards(noise, self._recordings, self._warn, self._progress)
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
+        self.report.imported = (
+            bool(self._recordings.reference.meta.get("imported")),
+            bool(port_meta.get("imported")),
+        )
         self.report.environment = environment_differences(
             self._recordings.reference.meta, port_meta
         )

@@ -206,6 +206,7 @@ class Report:
         weaker: Whether statistics alone decided, because there were no sketches.
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
+        imported: Whether the reference and the port are dumps that were imported.
         isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
         lower_precision: What each module adds to the error of a program in lower precision, if one
             of the two is.
@@ -235,6 +236,7 @@ class Report:
     by_tokens: bool = False
     weaker: bool = False
     tensors: tuple[str | None, str | None] = (None, None)
+    imported: tuple[bool, bool] = (False, False)
     isolated: bool = False
     golden: GoldenComparison | None = None
     lower_precision: LowerPrecision | None = None
@@ -249,6 +251,10 @@ class Report:
         from otel_torch.parity.report.notebook import report_html
 
         return report_html(self)
+
+    def is_imported(self, name: str) -> bool:
+        """Return whether the recording of a program, `reference` or `port`, was imported."""
+        return self.imported[0 if name == "reference" else 1]
 
     def leave_out(self, warning: str) -> None:
         """Add a warning of something that a side computed and that was not compared."""
@@ -271,6 +277,8 @@ class Report:
         Args:
             everything: Whether to add the compared pairs.
         """
+        from otel_torch.parity.report.next_steps import next_commands
+
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -283,6 +291,7 @@ class Report:
             "ambiguous": _to_json(self.ambiguous),
             "warnings": list(self.warnings),
             "environment": _to_json(self.environment),
+            "next": next_commands(self),
         }
         if self.golden is not None:
             content["golden"] = _to_json(self.golden)

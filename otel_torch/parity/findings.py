@@ -29,6 +29,8 @@ from otel_torch.parity.tolerance import Tolerance
 # wrong forwards that are searched for further faults after the first wrong one; others are counted
 MOST_SEARCHED = 32
 
+# causes that say what one program did to an input that both were given
+_OF_ONE_INPUT = ("rounded", "scaled", "negated", "shifted", "clamped", "number")
 _HEALED = "the difference heals: everything computed from it is within its floor"
 
 
@@ -120,10 +122,11 @@ class Findings:
             cause = None
             if takes_data or (self._is_first_forward and _begins_run(alignment)):
                 cause = other_inputs(alignment, fault)
-            if cause is not None:
+            examination = diagnosis.examine(fault, alignment)
+            made = examination.cause
+            if cause is not None and (made is None or made.kind not in _OF_ONE_INPUT):
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue
-            examination = diagnosis.examine(fault, alignment)
             if not self.faults:
                 self.tensors = examination.folders
             self.faults.append(_diagnosed(finding, examination))

@@ -4,14 +4,19 @@ on.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import otel_torch
-from tests.reports.sides import command, diff, record
-from tests.support import metadata
+from otel_torch.cli.main import main
+from tests.reports.sides import PROGRAMS, command, diff, record
+from tests.support import metadata, run_python
 
 # -- a comparison that is not whole
 
@@ -97,3 +102,65 @@ def test_ranks_are_whole_only_if_each_is(tmp_path: Path, steps: tuple[Path, Path
 def test_a_whole_comparison_matches(tmp_path: Path, steps: tuple[Path, Path]) -> None:
     answer = diff(tmp_path, *steps)
     assert (answer.status, answer.verdict, answer.report["reason"]) == (0, "match", None)
+
+
+# -- the next step
+
+KINDS = (
+    "glue", "act", "weights", "layout", "missing", "nonfinite", "shape",
+    "encode", "decode", "other", "rounded", "loop",
+)  # fmt: skip
+GIVEN = re.compile("(was|were) given (other|different) inputs|is given other inputs")
+
+
+def run_next(folder: Path, report: dict[str, Any], case: str, kind: str) -> dict[str, Any]:
+    """Run the commands of a report as its reader would; return the report of the last diff."""
+    last = report
+    for step in report["next"]:
+        words = step["command"]
+        if words[0] == "env":
+            *settings, program = words[1:]
+            side = {"REFERENCE_COMMAND": "ref", "PORT_COMMAND": "port"}[program]
+            variables = dict(setting.split("=", 1) for setting in settings)
+            assert variables.pop("OTEL_TORCH_ENABLED") == "1"
+            run_python(folder, PROGRAMS / case / "prog.py", side, kind, **variables)
+        else:
+            assert words[0] == "otel-torch"
+            status, out, err = main_in(folder, words[1:])
+            assert status in (0, 1), (words, err)
+            assert out.strip(), words
+            if words[1] == "diff":
+                last = json.loads(main_in(folder, [*words[1:], "--json", "-"])[1])
+    return last
+
+
+def main_in(folder: Path, words: list[str]) -> tuple[int, str, str]:
+    """Run a command in this process, within a folder."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        status = main(words)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_command_of_next_leads_on(tmp_path: Path, kind: str) -> None:
+    for side in ("ref", "port"):
+        run_python(
+            tmp_path, PROGRAMS / "next" / "prog.py", side, kind,
+            OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=f"{side}.jsonl",
+        )  # fmt: skip
+    report = json.loads(main_in(tmp_path, ["diff", "ref.jsonl", "port.jsonl", "--json", "-"])[1])
+    first = report["first"]
+    for _ in range(2):
+        assert report["verdict"] == "diverged" and report["next"], report
+        assert all(step["why"] for step in report["next"])
+        if kind not in ("other", "shape"):
+            assert not GIVEN.search(report["first"]["explanation"])
+            assert (report["first"]["cause"] or {}).get("kind") != "other_inputs"
+        place = ("module", "port_module", "side", "port_side", "step")
+        assert [report["first"][name] for name in place] == [first[name] for name in place]
+        report = run_next(tmp_path, report, "next", kind)
