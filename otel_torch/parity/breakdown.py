@@ -227,8 +227,8 @@ def axis_names(dimensions: int, is_weight: bool = False) -> list[str]:
     >>> axis_names(4)[1], axis_names(1)
     ('axis-1 index', ['element'])
     """
-    if dimensions == 1:
-        return ["element"]
+    if dimensions < 2:
+        return ["element"] * dimensions
     numbered = [f"axis-{axis} index" for axis in range(dimensions)]
     if is_weight:
         return [*_WEIGHT_AXES, *numbered[len(_WEIGHT_AXES) :]][:dimensions]

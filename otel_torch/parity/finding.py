@@ -17,8 +17,8 @@ SCHEMA = "otel_torch.diff/1"
 Side = Literal["input", "output", "parameter"]
 Kind = Literal["value", "layout", "nonfinite", "shape", "dtype", "weights", "missing"]
 Verdict = Literal["match", "diverged", "incomparable", "partial"]
-# What enters a module, or comes before an input: all of it matches, what was compared of it does, not
-# all of it does, or none was compared.
+# What enters a module, or comes before an input: all of it matches, what was compared of it does,
+# some of it differs, none was compared.
 Before = Literal["right", "partly", "wrong", "unknown"]
 # The outcome of a compared pair. The first four are within their floor, or harmless.
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
@@ -277,8 +277,6 @@ class Report:
         Args:
             everything: Whether to add the compared pairs.
         """
-        from otel_torch.parity.report.next_steps import next_commands
-
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -291,7 +289,6 @@ class Report:
             "ambiguous": _to_json(self.ambiguous),
             "warnings": list(self.warnings),
             "environment": _to_json(self.environment),
-            "next": next_commands(self),
         }
         if self.golden is not None:
             content["golden"] = _to_json(self.golden)

@@ -8,13 +8,15 @@ import contextlib
 import io
 import json
 import re
+import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import otel_torch
 from otel_torch.cli.main import main
+from otel_torch.parity.finding import Report
+from otel_torch.parity.report.next_steps import next_step
 from tests.reports.sides import PROGRAMS, command, diff, record
 from tests.support import metadata, run_python
 
@@ -113,13 +115,12 @@ KINDS = (
 GIVEN = re.compile("(was|were) given (other|different) inputs|is given other inputs")
 
 
-def run_next(folder: Path, report: dict[str, Any], case: str, kind: str) -> dict[str, Any]:
+def run_next(folder: Path, report: Report, case: str, kind: str) -> Report:
     """Run the commands of a report as its reader would; return the report of the last diff."""
     last = report
-    for step in report["next"]:
-        words = step["command"]
-        if words[0] == "env":
-            *settings, program = words[1:]
+    for words in map(shlex.split, next_step(report)[1]):
+        if "=" in words[0]:
+            *settings, program = words
             side = {"REFERENCE_COMMAND": "ref", "PORT_COMMAND": "port"}[program]
             variables = dict(setting.split("=", 1) for setting in settings)
             assert variables.pop("OTEL_TORCH_ENABLED") == "1"
@@ -130,8 +131,22 @@ def run_next(folder: Path, report: dict[str, Any], case: str, kind: str) -> dict
             assert status in (0, 1), (words, err)
             assert out.strip(), words
             if words[1] == "diff":
-                last = json.loads(main_in(folder, [*words[1:], "--json", "-"])[1])
+                last = parsed_diff(folder, words[2:])
     return last
+
+
+def parsed_diff(folder: Path, words: list[str]) -> Report:
+    """Return the report of `otel-torch diff` with these arguments."""
+    reference, port, *options = words
+    tensors = (options[1], options[2]) if options[:1] == ["--tensors"] else None
+    with contextlib.chdir(folder):
+        return otel_torch.diff(reference, port, tensors=tensors)
+
+
+def place_of(report: Report) -> tuple[object, ...]:
+    first = report.first
+    assert first is not None
+    return first.module, first.port_module, first.side, first.port_side, first.step
 
 
 def main_in(folder: Path, words: list[str]) -> tuple[int, str, str]:
@@ -153,14 +168,11 @@ def test_each_command_of_next_leads_on(tmp_path: Path, kind: str) -> None:
             tmp_path, PROGRAMS / "next" / "prog.py", side, kind,
             OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=f"{side}.jsonl",
         )  # fmt: skip
-    report = json.loads(main_in(tmp_path, ["diff", "ref.jsonl", "port.jsonl", "--json", "-"])[1])
-    first = report["first"]
+    report = parsed_diff(tmp_path, ["ref.jsonl", "port.jsonl"])
+    place = place_of(report)
     for _ in range(2):
-        assert report["verdict"] == "diverged" and report["next"], report
-        assert all(step["why"] for step in report["next"])
+        assert report.verdict == "diverged" and report.first is not None
+        assert place_of(report) == place
         if kind not in ("other", "shape"):
-            assert not GIVEN.search(report["first"]["explanation"])
-            assert (report["first"]["cause"] or {}).get("kind") != "other_inputs"
-        place = ("module", "port_module", "side", "port_side", "step")
-        assert [report["first"][name] for name in place] == [first[name] for name in place]
+            assert not GIVEN.search(report.first.explanation)
         report = run_next(tmp_path, report, "next", kind)

@@ -12,6 +12,7 @@ from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_b
 from otel_torch.parity.report.html_modules import module_tree
 from otel_torch.parity.report.html_statistics import statistics_around_finding
 from otel_torch.parity.report.next_steps import isolation_advice, next_step
+from otel_torch.parity.report.pairs import path_to_finding
 from otel_torch.parity.report.wording import (
     GAIN_UNKNOWN,
     PARTIAL_VERDICT,

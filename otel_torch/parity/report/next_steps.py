@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from otel_torch.parity.finding import OTHER_INPUTS, ComparedPair, Finding, Kind, Report
 
@@ -103,23 +103,6 @@ def isolation_advice(report: Report) -> str:
     if report.isolated or len(report.introduced) < 2 or any(report.imported):
         return ""
     return _ISOLATION if any(map(_is_computed, report.introduced)) else ""
-
-
-def next_commands(report: Report) -> list[dict[str, Any]]:
-    """Return the commands of the next step as lists of arguments, each with what it is for."""
-    sentence, commands = next_step(report)
-    why = sentence.removeprefix("Next: ").rstrip(":")
-    return [{"command": _arguments(command), "why": why} for command in commands]
-
-
-def _arguments(command: str) -> list[str]:
-    """Return a command as arguments; `env` sets its variables.
-
-    >>> _arguments("OTEL_TORCH_ENABLED=1 PORT_COMMAND")
-    ['env', 'OTEL_TORCH_ENABLED=1', 'PORT_COMMAND']
-    """
-    words = shlex.split(command)
-    return ["env", *words] if "=" in words[0] else words
 
 
 def _is_made_outside(finding: Finding) -> bool:
