@@ -193,13 +193,19 @@ class _Comparison:
         self._map = map
         self._pairing = pairing
         skipped = SKIPPED_PHASES - {WARM_UP} if warm_ups else SKIPPED_PHASES
-        self._recordings = paths.map(lambda path: load_recording_start(path, self._warn, skipped))
+        self._recordings = paths.map(
+            lambda path: load_recording_start(path, self._warn, self.report.leave_out, skipped)
+        )
         all_paths = [*paths] if noise is None else [*paths, noise]
         self._progress = _ReadProgress(all_paths, progress)
         self._noise_path = noise
         self._noise = NoiseForwards(noise, self._recordings, self._warn, self._progress)
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
+        self.report.imported = (
+            bool(self._recordings.reference.meta.get("imported")),
+            bool(port_meta.get("imported")),
+        )
         self.report.environment = environment_differences(
             self._recordings.reference.meta, port_meta
         )
@@ -274,7 +280,7 @@ class _Comparison:
         for forward in iterate_forwards(
             recording.path,
             recording.kinds,
-            self._warn,
+            self.report.leave_out,
             self._progress,
             recording.skipped_phases,
         ):
@@ -304,6 +310,8 @@ class _Comparison:
                 self._plans.off = True
                 self._noise = NoiseForwards(None, self._recordings, self._warn, self._progress)
                 self.report.warnings += by_tokens.warnings
+                for warning in by_tokens.uncompared:
+                    self.report.leave_out(warning)
                 yield from by_tokens.pairs
                 return
         equally_often = self._models_called_equally_often()
@@ -314,7 +322,14 @@ class _Comparison:
         pairer = ForwardPairer(queues, self._match.models, by_order, sketch_of, by_step)
         yield from pairer.pairs()
         self.report.warnings += pairer.notes
-        self.report.warnings += unpaired_forward_warnings(pairer.unpaired)
+        # of models called equally often, both runs computed all forwards, and chose what to record
+        compared = Sides(
+            frozenset(self._match.models) - by_step,
+            frozenset(self._match.models.values())
+            - {self._match.models[model] for model in by_step},
+        )
+        for warning, is_compared in unpaired_forward_warnings(pairer.unpaired, compared):
+            (self.report.leave_out if is_compared else self._warn)(warning)
 
     def _models_called_equally_often(self) -> frozenset[str]:
         """Return the models that both runs, if complete, called equally often.
@@ -519,6 +534,7 @@ class _Comparison:
             report.verdict, report.first = "diverged", report.introduced[0]
         elif self._coverage.forwards == 0 or not self._coverage.outputs:
             report.verdict, report.reason = "incomparable", self._why_nothing_compared()
+        report.judge_whole()
 
     def _rank_lower_precision(self) -> None:
         """Rank the modules of the side of lower precision, and find what is more than rounding."""

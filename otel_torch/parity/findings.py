@@ -11,7 +11,7 @@ import numpy as np
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.diagnosis.diagnose import Diagnosis, Examination
-from otel_torch.parity.explain import explain, has_known_inputs
+from otel_torch.parity.explain import explain, state_before
 from otel_torch.parity.fault_path import path_to
 from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, Finding, Kind, State
@@ -29,6 +29,8 @@ from otel_torch.parity.tolerance import Tolerance
 # wrong forwards that are searched for further faults after the first wrong one; others are counted
 MOST_SEARCHED = 32
 
+# causes that say what one program did to an input that both were given
+_OF_ONE_INPUT = ("rounded", "scaled", "negated", "shifted", "clamped", "number")
 _HEALED = "the difference heals: everything computed from it is within its floor"
 
 
@@ -109,19 +111,22 @@ class Findings:
             path = path_to(judgment.faults[0], alignment)
             self.path = [forward.make(alignment.pairs.index(pair), True) for pair in path]
         is_inherited = had_suspects and not self._isolated and not _begins_right(alignment)
+        diagnosis.learn(alignment)
         for fault in judgment.faults:
             finding = replace(
                 _finding(fault, self._explain(fault, alignment)),
-                knows_input=has_known_inputs(fault, alignment),
+                before=state_before(fault, alignment),
             )
             if is_inherited or self._is_listed(finding):
                 continue
-            takes_data = takes_data or self._is_first_forward
-            cause = other_inputs(alignment, fault) if takes_data else None
-            if cause is not None:
+            cause = None
+            if takes_data or (self._is_first_forward and _begins_run(alignment)):
+                cause = other_inputs(alignment, fault)
+            examination = diagnosis.examine(fault, alignment)
+            made = examination.cause
+            if cause is not None and (made is None or made.kind not in _OF_ONE_INPUT):
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue
-            examination = diagnosis.examine(fault, alignment)
             if not self.faults:
                 self.tensors = examination.folders
             self.faults.append(_diagnosed(finding, examination))
@@ -212,6 +217,14 @@ def pair_finding(pair: ComparedPair) -> Finding:
         floor=pair.floor,
         explanation="",
     )
+
+
+def _begins_run(alignment: Alignment) -> bool:
+    """Return whether a forward is of the first step of either run; what enters later ones may have
+    been made in a step that was not recorded.
+    """
+    calls = alignment.reference.calls[0], alignment.port.calls[0]
+    return any(not call.loop and not call.step for call in calls)
 
 
 def _is_computed(role: Role) -> bool:

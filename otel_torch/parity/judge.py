@@ -280,8 +280,20 @@ def _add_larger_faults(alignment: Alignment, judgment: Judgment) -> None:
         forgiven, forgiven_error = _forgive(forgiven, error), error
         remaining = _judge_once(forgiven, (), search_earlier=False)
         for fault in remaining.faults:
+            if fault.port is not None and _enters(judgment.faults[0], fault):
+                continue
             if fault.port is not None and _is_jump(alignment, fault):
                 _insert_larger(judgment.faults, fault)
+
+
+def _enters(first: Fault, fault: Fault) -> bool:
+    """Return whether the first fault is an input of the call that shows the larger one.
+
+    A module may make much of a small error, as a sine of a large number does.
+    """
+    if first.port is None or fault.port is None or first.port.side != "input":
+        return False
+    return first.port.call is not None and first.port.call is fault.port.call
 
 
 def _insert_larger(faults: list[Fault], fault: Fault) -> None:

@@ -24,7 +24,9 @@ class RankRecording:
     path: Path
 
 
-def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankRecording]:
+def find_recordings(
+    path: str | Path, temporary: Path, warn: Warn, leave_out: Warn | None = None
+) -> list[RankRecording]:
     """Return the recordings of a path.
 
     A file is one recording. A folder has one for each rank; if the ranks recorded shards of
@@ -41,11 +43,11 @@ def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankR
         return [RankRecording(None, recording) for recording in ranks.values()]
     if not any(map(_has_shards, ranks.values())):
         return [RankRecording(rank, recording) for rank, recording in ranks.items()]
-    return [RankRecording(None, merge_shards(path, ranks, temporary, warn))]
+    return [RankRecording(None, merge_shards(path, ranks, temporary, warn, leave_out or warn))]
 
 
 def pair_ranks(
-    reference: list[RankRecording], port: list[RankRecording], warn: Warn
+    reference: list[RankRecording], port: list[RankRecording], leave_out: Warn
 ) -> list[tuple[RankRecording, RankRecording]]:
     """Pair equal ranks; if the two sides have different ones, pair only the first of each."""
     reference_by_rank = {recording.rank: recording for recording in reference}
@@ -53,7 +55,7 @@ def pair_ranks(
     if reference_by_rank.keys() == port_by_rank.keys():
         return [(recording, port_by_rank[rank]) for rank, recording in reference_by_rank.items()]
     if len(reference) > 1 or len(port) > 1:
-        warn(
+        leave_out(
             f"the reference has {_ranks(reference)} and the port {_ranks(port)}, and their rows "
             "do not say which shard they hold: only the first rank of each is compared"
         )

@@ -42,6 +42,7 @@ def compare_ranks(
         processes: How many compare ranks; 1 if `compare_rank` cannot be pickled.
     """
     warnings: list[str] = []
+    uncompared: list[str] = []
     reports: list[tuple[int | None, Report]] = []
     leading: Report | None = None
     with ExitStack() as stack:
@@ -50,10 +51,11 @@ def compare_ranks(
         if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
             compare_two = partial(compare_rank, noise=noise, progress=progress)
             return _compare_with_one_process(reference, port, ranks, temporary, compare_two)
-        references = find_recordings(reference, temporary, warnings.append)
-        ports = find_recordings(port, temporary, warnings.append)
-        noises = find_recordings(noise, temporary, warnings.append) if noise is not None else []
-        parts = pair_ranks(references, ports, warnings.append)
+        references = find_recordings(reference, temporary, warnings.append, uncompared.append)
+        ports = find_recordings(port, temporary, warnings.append, uncompared.append)
+        warn = warnings.append
+        noises = find_recordings(noise, temporary, warn, warn) if noise is not None else []
+        parts = pair_ranks(references, ports, uncompared.append)
         pairs = []
         for reference_part, port_part in parts:
             rank = reference_part.rank
@@ -77,7 +79,9 @@ def compare_ranks(
             leading = _keep_pairs_of_one(leading, report)
     merged = _merge_reports(reports)
     merged.reference, merged.port = str(reference), str(port)
-    merged.warnings[:0] = warnings
+    merged.warnings[:0] = [*warnings, *uncompared]
+    merged.uncompared[:0] = uncompared
+    merged.judge_whole()
     return merged
 
 
@@ -90,10 +94,13 @@ def _compare_with_one_process(
 ) -> Report:
     """Compare one process with the ranks of a model that is split over them."""
     warnings: list[str] = []
-    one = write_one_recording(reference, port, ranks, temporary, warnings.append)
+    uncompared: list[str] = []
+    one = write_one_recording(reference, port, ranks, temporary, warnings.append, uncompared.append)
     report = compare_temporary_files(partial(compare_two, reference, one.path), {one.path: port})
     explain_ranks(report, one)
-    report.warnings[:0] = warnings
+    report.warnings[:0] = [*warnings, *uncompared]
+    report.uncompared[:0] = uncompared
+    report.judge_whole()
     return report
 
 
@@ -125,6 +132,9 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
     merged = replace(
         leading,
         warnings=[],
+        uncompared=[
+            f"rank {rank}: {line}" for rank, report in reports for line in report.uncompared
+        ],
         introduced=_merge_findings([(rank, report.introduced) for rank, report in reports]),
         harmless=_merge_findings([(rank, report.harmless) for rank, report in reports]),
     )
@@ -138,6 +148,7 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
         merged.introduced.sort(key=lambda finding: finding is not merged.first)
         merged.verdict = "diverged"
     else:
+        merged.verdict, merged.reason = "match", None
         for _, report in reports:
             if report.verdict == "incomparable":
                 merged.verdict, merged.reason = report.verdict, report.reason
