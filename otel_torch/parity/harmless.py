@@ -17,7 +17,7 @@ from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.token_norms import have_equal_token_norms
 
 # how many of the next tensors are searched for a value that is made later
-_LOOKAHEAD = 4
+LOOKAHEAD = 4
 
 
 def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
@@ -137,7 +137,7 @@ def _is_made_later(evidence: Evidence, pair: TensorPair) -> bool:
         candidate.value is not pair.port[0].value
         and candidate.value.birth is candidate
         and evidence.comparer.is_equal(expected, candidate.value)
-        for candidate in islice(_tensors_after(call), _LOOKAHEAD)
+        for candidate in islice(tensors_after(call), LOOKAHEAD)
     )
 
 
@@ -151,10 +151,10 @@ def _is_made_early(evidence: Evidence, pair: TensorPair) -> bool:
         return False
     if evidence.alignment.partner.get(births[0].call) is not births[1].call:
         return False  # another module's output, which was taken by mistake
-    made = (role.value for role in _tensors_after(births[0].call) if role.value.birth is role)
+    made = (role.value for role in tensors_after(births[0].call) if role.value.birth is role)
     is_made = any(
         expected in evidence.right and evidence.comparer.is_equal(expected, value)
-        for expected in islice(made, _LOOKAHEAD)
+        for expected in islice(made, LOOKAHEAD)
     )
     return is_made and not _fails_in_use(evidence, pair.port[0])
 
@@ -280,7 +280,7 @@ def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:
     return later.parent is call.parent and bool(later.children) and later.entered >= call.exited
 
 
-def _tensors_after(call: ModuleCall) -> Iterator[Role]:
+def tensors_after(call: ModuleCall) -> Iterator[Role]:
     """Yield the tensors of what the same module calls afterwards, and then its outputs."""
     if call.parent is None:
         return

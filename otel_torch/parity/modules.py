@@ -39,6 +39,8 @@ class ModulePairs:
         unpaired: Modules of the reference, and of the port, that the user's map keeps unpaired.
         weights: The parameter pairs of a pair of modules.
         owners: All modules with parameters, buffers left out.
+        order: The place of each module in its program's table.
+        uncalled: Modules of the table that are never called.
     """
 
     matched: dict[ModulePath, ModulePath] = field(default_factory=dict)
@@ -51,6 +53,12 @@ class ModulePairs:
     )
     weights: dict[tuple[ModulePath, ModulePath], list[ParameterPair]] = field(default_factory=dict)
     owners: Sides[set[ModulePath]] = field(
+        default_factory=lambda: Sides[set[ModulePath]](set(), set())
+    )
+    order: Sides[dict[ModulePath, int]] = field(
+        default_factory=lambda: Sides[dict[ModulePath, int]]({}, {})
+    )
+    uncalled: Sides[set[ModulePath]] = field(
         default_factory=lambda: Sides[set[ModulePath]](set(), set())
     )
 
