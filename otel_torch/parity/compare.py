@@ -569,8 +569,8 @@ class _Comparison:
         if unjudged := sorted(self._findings.unjudged):
             names = ", ".join(unjudged[:_MOST_NAMES]) + ", …" * (len(unjudged) > _MOST_NAMES)
             self._warn(
-                f"{len(unjudged)} more weights differ, as all of their kind do ({names}): only "
-                "wrong values are computed with them, so that whether they are right is not known"
+                f"{len(unjudged)} more weights differ ({names}): only wrong values are computed "
+                "with them, so that whether they are right is not known"
             )
         if self._findings.unsearched:
             self._warn(

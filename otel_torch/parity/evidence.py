@@ -123,7 +123,10 @@ class Evidence:
     # -- weights
 
     def differs_in_all(self, weight: ParameterPair) -> bool:
-        """Return whether a weight differs in all blocks, or in all modules of one class."""
+        """Return whether a weight differs in all blocks, or in all modules of one class.
+
+        Or it does in a block where what is computed with it is right.
+        """
         if self._differing_kinds is None:
             self._differing_kinds = self._find_differing_kinds()
         return not self._differing_kinds.isdisjoint(self._kinds_of(weight))
@@ -134,7 +137,13 @@ class Evidence:
             for weight in weights:
                 for kind in self._kinds_of(weight):
                     equal.setdefault(kind, []).append(weight.equal)
-        return {kind for kind, flags in equal.items() if len(flags) > 1 and not any(flags)}
+        everywhere = {kind for kind, flags in equal.items() if len(flags) > 1 and not any(flags)}
+        return everywhere | {
+            self._kinds_of(weight)[0]
+            for pair in self.alignment.pairs
+            if pair.is_right and pair.is_output and pair.basis == "owner"
+            for weight in self.alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
+        }
 
     def _kinds_of(self, weight: ParameterPair) -> list[object]:
         """Return what names a weight in any block, and in any module of its class."""

@@ -95,8 +95,8 @@ def outside_folds(
 ) -> list[TensorPair]:
     """Return the harmful pairs without those inside of folds.
 
-    A module with other weights, of whose wrong output a right one is computed in another block, is
-    the beginning of a fold; what it returns is no fault by itself.
+    A module with other weights, whose wrong output does no harm in another block, is the beginning
+    of a fold: what it returns is no fault by itself.
     """
     alignment, do_harm = evidence.alignment, set(harmful)
     begins = {

@@ -302,11 +302,29 @@ def _fails_in_use(evidence: Evidence, role: Role) -> bool:
     )
 
 
-# rules for steps that a program takes in a module where the other one takes them in code
+def _is_folded_into_users(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether a module lacks a part of its weights that the modules which take its output
+    have in theirs: these return right outputs.
+    """
+    alignment = evidence.alignment
+    calls = pair.reference[0].call, pair.port[0].call
+    if not pair.is_output or not pair.is_single or not alignment.unequal_weights(*calls):
+        return False
+    users = [use.call for use in pair.port[0].value.roles if use.side == "input"]
+    return bool(users) and all(
+        user in alignment.partner
+        and bool(alignment.unequal_weights(alignment.partner[user], user))
+        and all(output.is_right for output in evidence.output_pairs(user))
+        for user in users
+    )
+
+
+# rules for steps that a program takes in one module where the other one takes them elsewhere
 _MOVED_BY_CODE = (
     _is_made_early,
     _is_scaled_by_code,
     _is_scaled_next,
     _contains_another_step,
     _is_read_reordered,
+    _is_folded_into_users,
 )

@@ -263,7 +263,8 @@ def _has_wrong_weights(evidence: Evidence, pair: TensorPair) -> bool:
 
     A weight that differs in all blocks may have been changed by right: a norm is folded into it.
     """
-    return any(not evidence.differs_in_all(weight) for weight in _known_to_differ(evidence, pair))
+    weights = _known_to_differ(evidence, pair)
+    return bool(weights) and not any(map(evidence.differs_in_all, weights))
 
 
 def _known_to_differ(evidence: Evidence, pair: TensorPair) -> list[ParameterPair]:

@@ -118,9 +118,16 @@ def accept_rounded(pairs: Sequence[ParameterPair]) -> dict[int, ParameterPair]:
 
 
 def count_rounded(pairs: Sequence[ParameterPair]) -> int:
-    """Return how many weights are off alike, as if all were rounded to few bits; 0 if few are."""
+    """Return how many weights are off alike, as if all were rounded to few bits; 0 if few are.
+
+    Biases and norms are left as they are; where they differ, weights were changed for another
+    reason.
+    """
+    is_matrix = [len(pair.reference[0].shape) > 1 for pair in pairs]
+    if any(not pair.equal for pair, flag in zip(pairs, is_matrix, strict=True) if not flag):
+        return 0
     errors = [pair.error for pair in pairs if _is_rounded(pair) and pair.error is not None]
-    matrices = sum(len(pair.reference[0].shape) > 1 for pair in pairs)
+    matrices = sum(is_matrix)
     if len(errors) < max(_FEWEST, matrices / 2) or max(errors) > _OUTLIER * median(errors):
         return 0
     return len(errors)

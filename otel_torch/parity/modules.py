@@ -106,7 +106,9 @@ def pair_modules(
         port_parts = [part.module_path for part in pair.port]
         if len(parts) == len(port_parts) == 1:
             parts[0], port_parts[0] = _owners_of_one_name(parts[0], port_parts[0], owners)
-            votes[parts[0]][port_parts[0]] += 1.0 if pair.equal else 0.5  # type: ignore[assignment]
+            # a bias may be another module's by right, where a norm is folded into a convolution
+            size = pair.port[0].numel
+            votes[parts[0]][port_parts[0]] += 2 * size if pair.equal else size
         elif len(port_parts) == 1:
             _extend(pairs.parts, port_parts[0], parts)
         else:
