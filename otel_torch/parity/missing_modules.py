@@ -76,7 +76,8 @@ def _may_be_read(evidence: Evidence, module: MissingModule, call: ModuleCall) ->
         return False
     if not (makes_size or differs or expected.value is made[0]):
         return False
-    return not _is_made_without(evidence, expected, idle, made[0])
+    is_handed_on = any(evidence.comparer.is_equal(role.value, idle.value) for role in call.inputs)
+    return not (is_handed_on or _is_made_without(evidence, expected, idle, made[0]))
 
 
 def _is_made_without(evidence: Evidence, expected: Role, idle: Role, made: TensorValue) -> bool:
