@@ -43,9 +43,8 @@ def pair_folds(alignment: Alignment) -> None:
             if alignment.comparer.is_equal(reference.value, end.value):
                 ends.setdefault(_key(pair), Sides(None, _name(end)))
     for pair in candidates:
-        end = ends.get(_key(pair))
-        if end is not None:
-            _extend(alignment, pair, end)
+        if _key(pair) in ends:
+            _extend(alignment, pair, ends[_key(pair)])
     alignment.pairs.sort(key=lambda pair: pair.time)
 
 

@@ -30,11 +30,11 @@ def find_read_weights(evidence: Evidence, first: TensorPair) -> Fault | None:
     fault = evidence.fault_of(first)
     if fault.weights or fault.reference is None or fault.port is None:
         return None
-    roles = fault.reference.role, fault.port.role
-    if roles[0] is None or roles[1] is None:
+    reference, port = fault.reference.role, fault.port.role
+    if reference is None or port is None:
         return None
-    made = Sides(*roles)
-    makers = made.map(_maker)
+    made = Sides(reference, port)
+    makers = Sides(_maker(reference), _maker(port))
     if makers.reference is None or makers.port is None:
         return None
     modules = _nearest_silent(evidence, made, makers) or _tied(evidence, made.port, makers.port)
