@@ -60,11 +60,16 @@ class OptimizerEntry(msgspec.Struct):
     cls: str = msgspec.field(default="", name="class")
     models: list[str] = []
     first_step: Integer = 0
+    last_step: Integer = 0
     loaded: bool = False
     state: list[str] = []
     grad_scaler: dict[str, Any] | None = None
     groups: list[ParameterGroup] = []
+    copies: list[str] = []
+    others: Integer = 0
     unheld: list[str] = []
+    unused_gradients: list[str] = []
+    no_gradient: list[str] = []
     frozen: list[str] = []
 
 
