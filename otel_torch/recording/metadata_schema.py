@@ -66,7 +66,6 @@ class OptimizerEntry(msgspec.Struct):
     grad_scaler: dict[str, Any] | None = None
     groups: list[ParameterGroup] = []
     copies: list[str] = []
-    others: Integer = 0
     unheld: list[str] = []
     unused_gradients: list[str] = []
     no_gradient: list[str] = []

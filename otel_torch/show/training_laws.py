@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_torch.rendering.words import plural
 from otel_torch.show.training import Series, TrainingSeries
-from otel_torch.training_quantities import split_label
+from otel_torch.training_quantities import row_label, split_label
 
 FEWEST_STEPS = 3  # a warm-up begins at a learning rate of 0, and zeros let no gradient through yet
 _MAX_NAMES = 6
@@ -68,12 +68,16 @@ class TrainingFacts:
     def may_change(self, name: str) -> bool:
         """Return whether a parameter that no optimizer trains changes otherwise, or may.
 
-        The rows of its module show it, unless they are of other parameters there.
+        Its own row shows it, or those of its module, unless they are of other parameters there.
         """
-        module, is_held = _owner(name), name in self.trained
+        module, _, key = name.rpartition(".")
+        own = row_label("update_ratio", key)
+        changes = self.of_module(own, module) if module else self.total(own)
+        if changes:
+            return any(changes)
         others = {name for name in self.trained if _owner(name) == module}
-        if not module or others - set(self.without_gradient):
-            return not is_held and any(entry.get("others") for entry in self.optimizers)
+        if name in self.trained and (not module or others - set(self.without_gradient)):
+            return False
         norms = self.of_module("param_norm", module)
         return not norms or any(self.of_module("update_ratio", module)) or len(set(norms)) > 1
 

@@ -83,7 +83,6 @@ class OptimizerFacts:
             "copies": _dtypes_of_copies(optimizer, updates),
         }
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._facts[clock.serial]["others"] = sum(id(parameter) not in names for parameter in held)
         idle = _Idle(names, (id(parameter) for parameter in held if parameter.requires_grad))
         idle.remove_trained(optimizer)
         self._idle[clock.serial] = idle

@@ -23,6 +23,7 @@ from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.sources.updates import OptimizerStep
 from otel_torch.statistics.norms import squared_norms, sums_of_parts
 from otel_torch.statistics.samples import Samples
+from otel_torch.training_quantities import row_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class _Before:
     owned: OwnedTensors
     squares: Tensor
     samples: Samples
-    left_out: frozenset[str] = frozenset()  # modules whose rows would be of a part of theirs alone
+    shared: frozenset[str] = frozenset()  # modules with parameters that an optimizer holds, too
 
 
 class ParameterUpdates:
@@ -74,10 +75,10 @@ class ParameterUpdates:
         if not owned.is_complete or not owned.tensors:
             return
         others = self._owners.tensors(model, ids & held, value_of).modules
-        left_out = frozenset(module for module, _ in others) | ({""} if others else set())
+        shared = frozenset(module for module, _ in others) | ({""} if others else set())
         squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
         step = step._replace(scope=ENDED)
-        self._unheld[model] = _Before(model, step, owned, squares, samples, left_out)
+        self._unheld[model] = _Before(model, step, owned, squares, samples, shared)
 
     @torch_private.unobserved
     def forward_starting(self) -> None:
@@ -103,16 +104,25 @@ class ParameterUpdates:
         totals = before.squares.sum(), changes.sum()
         by_module = sums_of_parts(before.squares, counts), sums_of_parts(changes, counts)
         for label, compute in _QUANTITIES.items():
-            if "" not in before.left_out:
+            if "" not in before.shared:
                 labels.append(("", label))
                 numbers.append(compute(*totals))
             values = compute(*by_module)
             for index, (module, _) in enumerate(before.owned.modules):
-                if module and module not in before.left_out and self._rows.has_module(module):
+                if module and module not in before.shared and self._rows.has_module(module):
                     labels.append((module, label))
                     numbers.append(values[index])
+        ratios, owners = _ratio(before.squares, changes), _owners_of_each(before.owned)
+        for index, (module, key) in enumerate(zip(owners, before.owned.keys, strict=True)):
+            if module in before.shared and self._rows.has_module(module):
+                labels.append((module, row_label("update_ratio", key)))
+                numbers.append(ratios[index])
         if numbers:
             self._rows.add_numbers(before.model, before.step, labels, torch.stack(numbers))
+
+
+def _owners_of_each(owned: OwnedTensors) -> list[str]:
+    return [module for module, count in owned.modules for _ in range(count)]
 
 
 def _if_trainable(parameter: Tensor) -> Tensor | None:
