@@ -357,7 +357,7 @@ class _Comparison:
         """Return what is known of the parameters that two forwards use."""
         model, position = forwards.reference.model, _position(forwards.reference)
         training = self._training
-        if training.is_over(model, position):
+        if training.is_over(model, position, _position(forwards.port)):
             self._findings.add_training(training.first)
             return ParameterState("wrong")
         if model in training.known:
