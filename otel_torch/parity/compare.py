@@ -508,7 +508,12 @@ class _Comparison:
         report.weaker = self._coverage.forwards > 0 and not self._coverage.has_sketches
         self._add_warnings()
         report.introduced = findings.faults
-        report.harmless = findings.harmless
+        places = {(fault.model, fault.module, fault.tensor) for fault in findings.faults}
+        report.harmless = [
+            finding
+            for finding in findings.harmless
+            if (finding.model, finding.module, finding.tensor) not in places
+        ]
         report.chain = findings.path
         report.tensors = findings.tensors
         report.unpaired.update(self._coverage.unpaired_modules(modules, self._recordings))

@@ -22,6 +22,7 @@ from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.training.given_inputs import judge_given_inputs
 from otel_torch.parity.training.gradients import NOISE_ALONE, GradientComparison, GradientPair
 from otel_torch.parity.training.judge_gradients import (
     RightStep,
@@ -208,6 +209,8 @@ class _TrainingComparison:
             self._right_before[model] = context, comparison
         report.pairs += verdict.compared
         report.first = verdict.finding
+        if report.first is not None and report.first.phase == "loss":
+            report.first = judge_given_inputs(context) or report.first
         if verdict.same_batch:
             report.same_batch.add(steps.reference.position)
         for pair in verdict.pairs:
