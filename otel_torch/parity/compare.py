@@ -49,6 +49,7 @@ from otel_torch.parity.lower_precision import (
 )
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
+from otel_torch.parity.module_modes import ModuleModes
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
 from otel_torch.parity.one_model import write_models
@@ -211,7 +212,8 @@ class _Comparison:
         )
         self._tensors = _stored_tensors(self._recordings, tensors)
         self._retained = RetainedPairs()
-        self._findings = Findings(self.report.isolated)
+        modes = self._recordings.map(lambda recording: ModuleModes(recording.meta))
+        self._findings = Findings(self.report.isolated, modes)
         self._updates = Updates(self._recordings)
         self._coverage = Coverage()
         self._quantized = quantized
