@@ -52,6 +52,7 @@ from otel_torch.parity.lower_precision import (
 )
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
+from otel_torch.parity.module_modes import ModuleModes
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
 from otel_torch.parity.one_model import write_models
@@ -223,7 +224,8 @@ class _Comparison:
         )
         self._tensors = _stored_tensors(self._recordings, tensors)
         self._retained = RetainedPairs()
-        self._findings = Findings(self.report.isolated)
+        modes = self._recordings.map(lambda recording: ModuleModes(recording.meta))
+        self._findings = Findings(self.report.isolated, modes)
         self._updates = Updates(self._recordings)
         self._coverage = Coverage()
         self._quantized = quantized
@@ -382,7 +384,7 @@ class _Comparison:
         """Return what is known of the parameters that two forwards use."""
         model, position = forwards.reference.model, _position(forwards.reference)
         training = self._training
-        if training.is_over(model, position):
+        if training.is_over(model, position, _position(forwards.port)):
             self._findings.add_training(training.first)
             return ParameterState("wrong")
         if model in training.known:
@@ -534,7 +536,12 @@ class _Comparison:
         report.weaker = self._coverage.forwards > 0 and not self._coverage.has_sketches
         self._add_warnings()
         report.introduced = findings.faults
-        report.harmless = findings.harmless
+        places = {(fault.model, fault.module, fault.tensor) for fault in findings.faults}
+        report.harmless = [
+            finding
+            for finding in findings.harmless
+            if (finding.model, finding.module, finding.tensor) not in places
+        ]
         report.chain = findings.path
         report.tensors = findings.tensors
         report.unpaired.update(self._coverage.unpaired_modules(modules, self._recordings))

@@ -17,6 +17,7 @@ from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, Finding, Kind, State
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.judge import errors_of
+from otel_torch.parity.module_modes import ModuleModes, other_mode
 from otel_torch.parity.outside_forward import other_inputs, update_finding
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.retained_pairs import ComparedForward
@@ -39,6 +40,7 @@ class Findings:
 
     Args:
         isolated: Whether the port ran from the reference's values, so that no fault is inherited.
+        modes: The modes of the modules on both sides.
 
     Attributes:
         faults: In the order of their forwards.
@@ -52,7 +54,7 @@ class Findings:
         unjudged: Weights of the port that differ, and that only wrong values are computed with.
     """
 
-    def __init__(self, isolated: bool) -> None:
+    def __init__(self, isolated: bool, modes: Sides[ModuleModes]) -> None:
         self.faults: list[Finding] = []
         self.harmless: list[Finding] = []
         self.path: list[ComparedPair] = []
@@ -61,7 +63,7 @@ class Findings:
         self.searched = self.unsearched = 0
         self.tokens: dict[str, list[MatchedToken]] = {}
         self.unjudged: set[str] = set()
-        self._isolated = isolated
+        self._isolated, self._modes = isolated, modes
         self._loops: Sides[int | None] | None = None
         self._is_first_forward = True
         self._reported_healed: set[object] = set()
@@ -130,6 +132,8 @@ class Findings:
             if cause is not None and (made is None or made.kind not in _OF_ONE_INPUT):
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue
+            if (mode := other_mode(self._modes, fault)) is not None:
+                examination = examination._replace(cause=mode)
             if not self.faults:
                 self.tensors = examination.folders
             self.faults.append(_diagnosed(finding, examination))

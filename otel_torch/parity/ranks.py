@@ -20,6 +20,8 @@ from otel_torch.parity.rank_recordings import (
     pair_ranks,
     recordings_by_rank,
 )
+from otel_torch.parity.rank_sums import name_partial_sum
+from otel_torch.parity.sides import Sides
 from otel_torch.parity.temporary_files import compare_temporary_files
 
 
@@ -77,7 +79,10 @@ def compare_ranks(
             report = compare_temporary_files(partial(next, compared), given)
             reports.append((reference_part.rank, report))
             leading = _keep_pairs_of_one(leading, report)
-    merged = _merge_reports(reports)
+        merged = _merge_reports(reports)
+        if len(parts) > 1 and _have_one_first([report for _, report in reports]):
+            paths = [Sides(reference.path, port.path) for reference, port in parts]
+            _replace_first(merged, lambda finding: name_partial_sum(finding, paths))
     merged.reference, merged.port = str(reference), str(port)
     merged.warnings[:0] = [*warnings, *uncompared]
     merged.uncompared[:0] = uncompared
@@ -159,6 +164,21 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
         f"rank {rank}: {warning}" for rank, report in reports for warning in report.warnings
     ]
     return merged
+
+
+def _have_one_first(reports: list[Report]) -> bool:
+    """Return whether all ranks diverge first at the same place."""
+    places = {None if report.first is None else _place(report.first) for report in reports}
+    return len(places) == 1 and None not in places
+
+
+def _replace_first(report: Report, change: Callable[[Finding], Finding]) -> None:
+    first = report.first
+    if first is not None:
+        report.first = change(first)
+        report.introduced = [
+            report.first if finding is first else finding for finding in report.introduced
+        ]
 
 
 def _start_of_divergence(report: Report) -> tuple[int, int, int]:

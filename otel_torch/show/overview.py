@@ -120,7 +120,8 @@ class Overview:
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object; NaN and Inf are strings."""
         training = self.selection.training
-        health = training_json(training, self.meta) if training.rows else None
+        called = self.selection.seen_modules
+        health = training_json(training, self.meta, called) if training.rows else None
         return {
             "schema": SCHEMA,
             "recording": self.selection.path,
