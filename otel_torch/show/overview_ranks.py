@@ -23,6 +23,7 @@ from otel_torch.rendering.words import plural
 from otel_torch.show.live_view import BRIEF, words_of
 from otel_torch.show.overview import SCHEMA, Overview, read_overview
 from otel_torch.show.overview_table import overview_lines
+from otel_torch.show.rank_laws import broken_rank_laws
 from otel_torch.show.selection import Selection, row_location
 from otel_torch.show.training import quantity_of
 from otel_torch.show.training_table import extent_of
@@ -90,6 +91,12 @@ def _table(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
     )
 
 
+def _laws(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
+    """Yield what the ranks of one training break together."""
+    trainings = [overview.selection.training for overview in overviews]
+    yield from map(escape, broken_rank_laws(trainings))
+
+
 def _cells(overview: Overview) -> list[str]:
     selection, steps = overview.selection, overview.selection.seen_steps
     training = selection.training
@@ -110,4 +117,7 @@ def _cells(overview: Overview) -> list[str]:
 
 # what is said of all ranks together, in this order: functions of the folder and of its recordings,
 # in the order of their ranks, whose table of tensors is gone
-_ALL_RANKS: tuple[Callable[[str, Sequence[Overview]], Iterator[str]], ...] = (_table,)
+_ALL_RANKS: tuple[Callable[[str, Sequence[Overview]], Iterator[str]], ...] = (
+    _table,
+    _laws,
+)
