@@ -59,5 +59,6 @@ def count_dropped(span: ReadableSpan, losses: Losses) -> None:
     """Count what the limits have dropped from a span."""
     losses.count("span_event", "event_limit", span.dropped_events)
     losses.count("link", "link_limit", span.dropped_links)
-    from_parts = sum(part.dropped_attributes for part in (*span.events, *span.links))
+    parts: list[Any] = [*span.events, *span.links]
+    from_parts = sum(part.dropped_attributes for part in parts)
     losses.count("attribute", "attribute_limit", span.dropped_attributes + from_parts)
