@@ -22,7 +22,12 @@ from otel_torch.process.os_exit import end_before_os_exit
 from otel_torch.process.sigterm import FLUSH_S, SigtermWatch
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
-from otel_torch.settings import Settings, UnusableSelection, find_misspelled
+from otel_torch.settings import (
+    Settings,
+    UnusableSelection,
+    find_misspelled,
+    options_to_variables,
+)
 from otel_torch.sources.source import Source
 
 if TYPE_CHECKING:
@@ -61,27 +66,19 @@ def start_from_env() -> bool:
     return settings.enabled and _start(settings)
 
 
-def start(**settings: str) -> bool:
+def start(**settings: Any) -> bool:
     """Start recording in this process, whatever OTEL_TORCH_ENABLED says.
 
     Args:
-        settings: the environment variables by their names in lower case without the prefix, as
-            strings: `otel_torch.start(modules=r"^blocks\\.0$", jsonl="run.jsonl")`. They win over
-            the environment.
+        settings: the environment variables by their names in lower case without the prefix:
+            `otel_torch.start(modules=r"^blocks\\.0$", stats=["mean", "std"])`. They win over the
+            environment. An unknown one is skipped, and reported in one line with the near name.
 
     Returns:
         Whether a session runs now. False if a selection cannot be used, which is reported in one
         line. Does nothing, and returns True, if a session runs already.
-
-    Raises:
-        TypeError: a setting is unknown.
     """
-    overrides = {}
-    fields = Settings.__dataclass_fields__
-    for name, value in settings.items():
-        if name not in fields:
-            raise TypeError(f"start() knows no setting {name!r}; it takes {', '.join(fields)}")
-        overrides[fields[name].metadata["name"]] = str(value)
+    overrides = options_to_variables(settings, say_once)
     try:
         return _start(Settings.from_env(os.environ | overrides, say_once), overrides)
     except UnusableSelection as error:
@@ -153,6 +150,7 @@ class RunningSession:
         from otel_torch.sources.attach_hooks import HookAttacher
         from otel_torch.sources.events import RunEvents
         from otel_torch.sources.inventory import Inventory
+        from otel_torch.sources.module_modes import ModuleModes
         from otel_torch.sources.modules import ModelRegistry
         from otel_torch.sources.noise import Jitter
         from otel_torch.sources.nonfinite_origin import NonFiniteOrigin
@@ -175,6 +173,7 @@ class RunningSession:
         self.training = Training(self.step_tracker, self.registry, events)
         self.activations = Activations(self.session, reader, events)
         self.inventory = Inventory()
+        self.modes = ModuleModes(events) if "parity" in settings.capture else None
         self.isolation = self._make_isolation(events)
         jitter = Jitter(settings.noise) if settings.noise is not None else None
         upcast = Upcast() if settings.upcast != "off" else None
@@ -426,6 +425,8 @@ class RunningSession:
             }
             if "parity" in self.settings.capture:
                 models[model.name] |= self.inventory.describe(model)
+            if self.modes is not None:
+                models[model.name] |= self.modes.describe(model)
         return models
 
 

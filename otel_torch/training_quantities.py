@@ -47,11 +47,23 @@ ROWS: dict[str, Quantity] = {
     "loss": Quantity("torch.training.loss", "gauge", "", "What the program called backward on"),
     "lr": Quantity("torch.training.learning_rate", "gauge", "", "Learning rate of a group"),
     "weight_decay": Quantity("torch.training.weight_decay", "gauge", "", "Weight decay of a group"),
+    "optimizer_step": Quantity(
+        "torch.training.optimizer_step",
+        "gauge",
+        "{step}",
+        "Steps that the state of a group counts, as Adam's does",
+    ),
     "grad_norm": Quantity(
         "torch.training.gradient_norm", "gauge", "", "L2 norm of the gradients, not clipped", True
     ),
     "grad_norm_clipped": Quantity(
         "torch.training.gradient_norm_clipped", "gauge", "", "L2 norm of the gradients, clipped"
+    ),
+    "early_clips": Quantity(
+        "torch.training.early_clips",
+        "counter",
+        "{clip}",
+        "Times that gradients were clipped before all batches of a step were added up",
     ),
     "param_norm": Quantity(
         "torch.training.parameter_norm", "gauge", "", "L2 norm of the parameters", True

@@ -380,7 +380,10 @@ def test_a_last_line_that_a_kill_cut_off_is_left_out_and_said(recordings, tmp_pa
     done = command(recordings["reference"], cut, "--json", "-")
     document = json.loads(done.stdout)
     assert any("was cut off" in line and str(cut) in line for line in document["warnings"])
-    assert document["verdict"] == "match" and done.returncode == 0
+    assert document["verdict"] == "partial" and done.returncode == 2
+    assert "was cut off" in document["reason"]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("otel_torch: partial: ")
 
 
 def test_mixed_schema_versions(recordings, tmp_path):

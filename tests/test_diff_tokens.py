@@ -260,6 +260,29 @@ def test_a_prefix_that_the_engine_has_cached_is_not_compared(tmp_path: Path) -> 
     assert "12 tokens of 2 requests" in report.warnings[0]
 
 
+def test_tokens_without_a_partner_are_no_match(reference: Path, tmp_path: Path) -> None:
+    def chunks_whose_positions_restart(model: nn.Module) -> None:
+        model(IDS[:, :6], use_cache=False)
+        model(IDS[:, 6:], use_cache=False)
+
+    port = record(tmp_path / "port.jsonl", chunks_whose_positions_restart, make())
+    for sides in ((reference, port), (port, reference)):
+        report = diff(*sides)
+        assert (report.verdict, report.first) == ("partial", None)
+        for line in report.uncompared:
+            assert line.startswith("8 of 20 tokens of Qwen3ForCausalLM in the ")
+        assert len(report.uncompared) == 2
+
+
+def test_requests_that_only_one_side_serves_are_no_match(reference: Path, tmp_path: Path) -> None:
+    def first_request(model: nn.Module) -> None:
+        model(IDS[:1], use_cache=False)
+
+    report = diff(reference, record(tmp_path / "port.jsonl", first_request, make()))
+    assert (report.verdict, report.first) == ("partial", None)
+    assert "10 of 20 tokens of Qwen3ForCausalLM in the reference" in report.reason
+
+
 # -- faults
 
 
@@ -917,4 +940,8 @@ def test_equal_requests_before_and_after_an_update_are_told_apart(
     report = diff(tmp_path / "run.jsonl", tmp_path / "run.jsonl", models=models)
     assert "40 tokens of 4 requests" in report.warnings[0]
     assert not any("record one step" in warning for warning in report.warnings)
-    assert report.verdict == ("match" if synchronised else "diverged"), report
+    # what the engine served before the update, and the trainer did not learn from
+    assert report.uncompared == [
+        "20 of 60 tokens of Qwen3ForCausalLM in the port have no counterpart and were not compared"
+    ]
+    assert report.verdict == ("partial" if synchronised else "diverged"), report

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from otel_torch.records import Losses
+from otel_torch.telemetry import self_observation
+from otel_torch.telemetry.queue_items import iterate_metrics
 from tests.otlp_receiver import Receiver
 from tests.telemetry_support import drive
 
@@ -127,6 +132,64 @@ finish()
         "{record}",
         "series_limit",
     )
+
+
+def test_losses_have_the_names_of_the_conventions_too(tmp_path, receiver):
+    with Receiver("refuse") as refusing:
+        drive(tmp_path, """
+for step in range(2): run_step(step, [record(f"layer.{n}", step) for n in range(5)])
+recorder.drain(30)
+finish()
+""", **receiver.environment("http"),
+              OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=f"{refusing.http_endpoint}/v1/logs")  # fmt: skip
+    (ours,) = receiver.metric_points("otel_torch.records.dropped")[-1:]
+    assert (ours["value"], ours["attributes"]) == (10, {"what": "log_event", "reason": "refused"})
+    found = {
+        (point["name"], point["attributes"].get("error.type")): (point["value"], point["unit"])
+        for point in receiver.metric_points()
+        if point["name"].startswith("otel.sdk.")
+    }
+    # spans and points arrived, so nothing is said of them
+    assert found == {("otel.sdk.exporter.log.exported", "refused"): (10, "{log_record}")}
+
+
+def test_what_was_passed_to_the_exporter_was_processed():
+    losses, reader = Losses(), InMemoryMetricReader()
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("tests")
+    self_observation.create_counters(meter, losses, lambda: {"span": 5, "log_event": 7})
+    assert reader.get_metrics_data() is None
+    losses.count("span", "queue_full", 2)
+    losses.count("span", "rejected", 3)
+    losses.count("metric_point", "shutdown", 4)
+    losses.count("log_event", "no such reason", 1)
+    losses.count("span_event", "refused", 1)
+    losses.count("record", "disk", 1)
+    found = {
+        (metric.name, point.attributes.get("error.type")): point.value
+        for metric in iterate_metrics(reader.get_metrics_data())
+        for point in metric.data.data_points
+    }
+    assert found == {
+        ("otel.sdk.processor.span.processed", "queue_full"): 2,
+        ("otel.sdk.processor.span.processed", None): 5 + 3,
+        ("otel.sdk.exporter.span.exported", "rejected"): 3,
+        ("otel.sdk.exporter.span.exported", None): 5,
+        ("otel.sdk.exporter.metric_data_point.exported", "shutdown"): 4,
+    }
+
+
+def test_every_metric_of_the_conventions_exists_with_its_unit():
+    from opentelemetry.semconv._incubating.metrics import otel_metrics
+
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("tests")
+    for name, (unit, _, _) in self_observation.METRICS.items():
+        create = getattr(otel_metrics, f"create_{name.replace('.', '_')}")
+        create(meter).add(1)
+        (metric,) = [
+            metric for metric in iterate_metrics(reader.get_metrics_data()) if metric.name == name
+        ]
+        assert metric.unit == unit
 
 
 def test_auto_goes_on_without_the_label_where_it_would_take_too_many_series(tmp_path, receiver):

@@ -69,8 +69,8 @@ while time.monotonic() < deadline and not all(q.sent for q in queues):
 print([sorted(q.sent) for q in queues])
 os._exit(0)
 """, **receiver.environment())  # fmt: skip
-    assert "span_event" in done.stdout and "metric_point" in done.stdout
-    assert len(receiver.events()) == 1
+    assert "'log_event'" in done.stdout and "'metric_point'" in done.stdout
+    assert len(receiver.log_records()) == 1
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -126,7 +126,7 @@ print("ended")
 """, **receiver.environment(protocol))  # fmt: skip
     assert done.stdout.strip() == "ended"
     counts = lost(done)
-    assert counts["span_event", "unconfirmed"] == 1
+    assert counts["log_event", "unconfirmed"] == 1
     assert {reason for _, reason in counts} <= {"unconfirmed", "shutdown"}
 
 
@@ -223,14 +223,14 @@ def test_a_tls_mismatch_is_explained(tmp_path, protocol):
         done = drive(tmp_path, "run_step(0, [record()]); finish(1.8)", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
                      OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
     assert "does not use TLS" in done.stderr or "TLS handshake" in done.stderr
-    assert lost(done)["span_event", "refused"] == 1
+    assert lost(done)["log_event", "refused"] == 1
 
 
 def test_compression_and_headers_of_the_standard_variables_are_used(tmp_path):
     with Receiver() as receiver:
         drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
               OTEL_EXPORTER_OTLP_HEADERS="x-team=video", **receiver.environment("http"))  # fmt: skip
-    assert len(receiver.events()) == 1
+    assert len(receiver.log_records()) == 1
     assert {(headers["content-encoding"], headers["x-team"]) for headers in receiver.headers} == {
         ("gzip", "video")
     }
@@ -345,7 +345,8 @@ if child == 0:
 os.waitpid(child, 0)
 finish()
 """, **receiver.environment(protocol))  # fmt: skip
-    assert sorted(event["torch.module"] for event in receiver.events()) == ["child", "parent"]
+    modules = [record["attributes"]["torch.module"] for record in receiver.log_records()]
+    assert sorted(modules) == ["child", "parent"]
     assert len({span["resource"]["process.pid"] for span in receiver.spans("torch.run")}) == 2
     assert (
         len({span["resource"]["service.instance.id"] for span in receiver.spans("torch.run")}) == 2

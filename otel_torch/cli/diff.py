@@ -18,10 +18,11 @@ from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size, write_line
 from otel_torch.rendering.writable import check_writable
 
-_EXIT_STATUS = {"match": 0, "diverged": 1, "incomparable": 2}
+_EXIT_STATUS = {"match": 0, "diverged": 1, "incomparable": 2, "partial": 2}
 _EPILOG = (
     "Record both programs with OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity. Exit status: 0 the "
-    "port matches the reference, 1 it diverges, 2 bad input or nothing to compare."
+    "port matches the reference, 1 it diverges, 2 bad input, nothing to compare, or only a part of "
+    "what was computed."
 )
 
 
@@ -189,8 +190,8 @@ def run(arguments: argparse.Namespace) -> int:
         from otel_torch.parity.report.html import write_html
 
         write_html(report, Path(arguments.html))
-    if report.verdict == "incomparable":
-        say(f"incomparable: {report.reason}")
+    if _EXIT_STATUS[report.verdict] == 2:
+        say(f"{report.verdict}: {report.reason}")
     return _EXIT_STATUS[report.verdict]
 
 

@@ -86,6 +86,7 @@ def _describe(file: AppendFile, job: Job, dump: Dump, ended_cleanly: bool) -> di
         "kernels": cpu_kernel.describe(),
         "models": _describe_models(dump),
         "settings": {},
+        "imported": True,
         **file.describe_times(ended_cleanly),
         "records_written": file.items,
         "lost": [],

@@ -27,6 +27,7 @@ from otel_torch.parity.rules import sketch_errors
 from otel_torch.recording.metadata import describe_early_end, read_metadata
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
+from otel_torch.rendering.words import plural
 
 _KEY = ("model", "module", "tensor", "loop", "step", "call", "phase")
 # fields that say where a tensor is, and not what it holds; memory may be reused in another order
@@ -118,10 +119,11 @@ def _compare(
     report = Report("match", reference=str(reference), port=str(port))
     metadata = [read_metadata(path, report.warnings.append) for path in (reference, port)]
     for path, facts in zip((reference, port), metadata, strict=True):
-        report.warnings += describe_early_end(path, facts)
+        for line in describe_early_end(path, facts):
+            report.leave_out(line)
     report.environment = environment_differences(*metadata)
     comparison = _RowPairs()
-    streams = (_rows(path, report.warnings.append, warm_ups) for path in (reference, port))
+    streams = (_rows(path, report.leave_out, warm_ups) for path in (reference, port))
     for position, rows in enumerate(zip_longest(*streams)):
         for side, row in enumerate(rows):
             if row is not None:
@@ -146,6 +148,13 @@ def _compare(
         report.verdict = "diverged"
         report.first = _finding(comparison, comparison.first)
         report.introduced = [report.first]
+    for name, waiting in zip(("reference", "port"), comparison.waiting, strict=True):
+        if waiting:
+            report.leave_out(
+                f"{plural(len(waiting), 'record')} of the {name} without a counterpart, "
+                f"of {plural(len(report.unpaired[name]), 'tensor')}"
+            )
+    report.judge_whole()
     return report
 
 

@@ -227,8 +227,8 @@ def axis_names(dimensions: int, is_weight: bool = False) -> list[str]:
     >>> axis_names(4)[1], axis_names(1)
     ('axis-1 index', ['element'])
     """
-    if dimensions == 1:
-        return ["element"]
+    if dimensions < 2:
+        return ["element"] * dimensions
     numbered = [f"axis-{axis} index" for axis in range(dimensions)]
     if is_weight:
         return [*_WEIGHT_AXES, *numbered[len(_WEIGHT_AXES) :]][:dimensions]
@@ -273,9 +273,12 @@ def _candidate_forms(
     reference: Array, port: Array, axes: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[], Array]]]:
     """Yield (description, function that applies the change to the reference's tensor)."""
+    is_one_number = len(np.unique(reference)) == 1
     square = float(np.vdot(reference, reference).real)
     factor = float(np.vdot(reference, port).real) / square if square else 0.0
     is_negated = abs(factor + 1) < 1e-3
+    if is_one_number and not is_negated:
+        return  # any number is another one times a factor, or plus a number
     yield (
         "with the other sign" if is_negated else f"times {factor:.4g}",
         partial(np.multiply, reference, factor),

@@ -33,6 +33,7 @@ from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import Judgment, MissingModule
 from otel_torch.parity.finding import ComparedPair, LogProbabilities, Report, UncomparedTensor
 from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
+from otel_torch.parity.folds import pair_folds
 from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, iterate_forwards
 from otel_torch.parity.judge import judge
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexchanged_slots
@@ -43,12 +44,15 @@ from otel_torch.parity.lower_precision import (
     describe_evened_out,
     find_outliers,
     lower_side,
+    outlier_finding,
+    outliers_among_rounded,
     quantized_dtype,
     rank_modules,
     tolerance_of,
 )
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
+from otel_torch.parity.module_modes import ModuleModes
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
 from otel_torch.parity.one_model import write_models
@@ -59,6 +63,7 @@ from otel_torch.parity.outside_forward import (
 )
 from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.rank_processes import Progress
@@ -76,6 +81,8 @@ from otel_torch.parity.values import Comparer
 from otel_torch.recording.row_schema import RowRecord
 
 _PROGRESS_INTERVAL_S = 0.1
+# names that a warning lists
+_MOST_NAMES = 3
 
 
 def compare(
@@ -193,13 +200,19 @@ class _Comparison:
         self._map = map
         self._pairing = pairing
         skipped = SKIPPED_PHASES - {WARM_UP} if warm_ups else SKIPPED_PHASES
-        self._recordings = paths.map(lambda path: load_recording_start(path, self._warn, skipped))
+        self._recordings = paths.map(
+            lambda path: load_recording_start(path, self._warn, self.report.leave_out, skipped)
+        )
         all_paths = [*paths] if noise is None else [*paths, noise]
         self._progress = _ReadProgress(all_paths, progress)
         self._noise_path = noise
         self._noise = NoiseForwards(noise, self._recordings, self._warn, self._progress)
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
+        self.report.imported = (
+            bool(self._recordings.reference.meta.get("imported")),
+            bool(port_meta.get("imported")),
+        )
         self.report.environment = environment_differences(
             self._recordings.reference.meta, port_meta
         )
@@ -211,10 +224,12 @@ class _Comparison:
         )
         self._tensors = _stored_tensors(self._recordings, tensors)
         self._retained = RetainedPairs()
-        self._findings = Findings(self.report.isolated)
+        modes = self._recordings.map(lambda recording: ModuleModes(recording.meta))
+        self._findings = Findings(self.report.isolated, modes)
         self._updates = Updates(self._recordings)
         self._coverage = Coverage()
         self._quantized = quantized
+        self._outliers: list[ParameterPair] = []
         self._dtypes = Sides[set[str]](set(), set())
         self._log_probabilities: dict[str, LogProbabilities] = {}
         self.is_unrelated = False
@@ -259,6 +274,9 @@ class _Comparison:
             lambda recording: quantized_dtype(recording.parameters)
         )
         self._quantized = self._quantized or (bool(port) and not reference)
+        if not self._quantized and self._match.pairs_all_parameters():
+            self._outliers = outliers_among_rounded(self._match.parameters)
+            self._quantized = bool(self._outliers)
         if not self._quantized:
             return
         self._dtypes.port.add(port)
@@ -274,7 +292,7 @@ class _Comparison:
         for forward in iterate_forwards(
             recording.path,
             recording.kinds,
-            self._warn,
+            self.report.leave_out,
             self._progress,
             recording.skipped_phases,
         ):
@@ -304,6 +322,8 @@ class _Comparison:
                 self._plans.off = True
                 self._noise = NoiseForwards(None, self._recordings, self._warn, self._progress)
                 self.report.warnings += by_tokens.warnings
+                for warning in by_tokens.uncompared:
+                    self.report.leave_out(warning)
                 yield from by_tokens.pairs
                 return
         equally_often = self._models_called_equally_often()
@@ -314,7 +334,14 @@ class _Comparison:
         pairer = ForwardPairer(queues, self._match.models, by_order, sketch_of, by_step)
         yield from pairer.pairs()
         self.report.warnings += pairer.notes
-        self.report.warnings += unpaired_forward_warnings(pairer.unpaired)
+        # of models called equally often, both runs computed all forwards, and chose what to record
+        compared = Sides(
+            frozenset(self._match.models) - by_step,
+            frozenset(self._match.models.values())
+            - {self._match.models[model] for model in by_step},
+        )
+        for warning, is_compared in unpaired_forward_warnings(pairer.unpaired, compared):
+            (self.report.leave_out if is_compared else self._warn)(warning)
 
     def _models_called_equally_often(self) -> frozenset[str]:
         """Return the models that both runs, if complete, called equally often.
@@ -357,7 +384,7 @@ class _Comparison:
         """Return what is known of the parameters that two forwards use."""
         model, position = forwards.reference.model, _position(forwards.reference)
         training = self._training
-        if training.is_over(model, position):
+        if training.is_over(model, position, _position(forwards.port)):
             self._findings.add_training(training.first)
             return ParameterState("wrong")
         if model in training.known:
@@ -427,6 +454,7 @@ class _Comparison:
         programs = Sides(*map(build_program, rows, self._plans.sketches))
         comparer = self._comparer(programs, noise, parameters)
         alignment = align(*programs, self._match.modules, comparer)
+        pair_folds(alignment)
         if tokens := self._findings.tokens.get(reference.model):
             pair_handed_on_parts(alignment, tokens)
             pair_final_outputs(alignment)
@@ -508,7 +536,12 @@ class _Comparison:
         report.weaker = self._coverage.forwards > 0 and not self._coverage.has_sketches
         self._add_warnings()
         report.introduced = findings.faults
-        report.harmless = findings.harmless
+        places = {(fault.model, fault.module, fault.tensor) for fault in findings.faults}
+        report.harmless = [
+            finding
+            for finding in findings.harmless
+            if (finding.model, finding.module, finding.tensor) not in places
+        ]
         report.chain = findings.path
         report.tensors = findings.tensors
         report.unpaired.update(self._coverage.unpaired_modules(modules, self._recordings))
@@ -519,6 +552,7 @@ class _Comparison:
             report.verdict, report.first = "diverged", report.introduced[0]
         elif self._coverage.forwards == 0 or not self._coverage.outputs:
             report.verdict, report.reason = "incomparable", self._why_nothing_compared()
+        report.judge_whole()
 
     def _rank_lower_precision(self) -> None:
         """Rank the modules of the side of lower precision, and find what is more than rounding."""
@@ -533,7 +567,9 @@ class _Comparison:
             return
         if self._quantized:
             limit = self._tolerance.base(())
-            self._findings.faults += find_outliers(precision, report.compared, limit)
+            found = find_outliers(precision, report.compared, limit)
+            # what is computed with these may be hidden by what follows
+            self._findings.faults += found or map(outlier_finding, self._outliers[:1])
         elif (warning := describe_evened_out(precision)) is not None:
             self._warn(warning)
 
@@ -543,10 +579,21 @@ class _Comparison:
                 "no inputs were recorded, so a module named here may only pass on a wrong input: "
                 "record both programs with OTEL_TORCH_CAPTURE=parity"
             )
+        if self._outliers:
+            self._warn(
+                "most weights are off by about as much as each other, as if rounded to few bits, "
+                f"and {len(self._outliers)} by far more: compared as with --quantized"
+            )
         if not self._quantized and (rounded := count_rounded(self._match.parameters)):
             self._warn(
                 f"{rounded} weights are off by about as much as each other, as if rounded to few "
                 "bits: if the port is quantized on purpose, compare with --quantized"
+            )
+        if unjudged := sorted(self._findings.unjudged):
+            names = ", ".join(unjudged[:_MOST_NAMES]) + ", …" * (len(unjudged) > _MOST_NAMES)
+            self._warn(
+                f"{len(unjudged)} more weights differ ({names}): only wrong values are computed "
+                "with them, so that whether they are right is not known"
             )
         if self._findings.unsearched:
             self._warn(

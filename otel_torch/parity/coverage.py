@@ -102,14 +102,19 @@ class Coverage:
         return unpaired
 
 
-def unpaired_forward_warnings(unpaired: Sides[Counter[str]]) -> Iterator[str]:
-    """Yield a warning for each model that has forwards without a counterpart."""
-    for side, counts in zip(_SIDES, unpaired, strict=True):
+def unpaired_forward_warnings(
+    unpaired: Sides[Counter[str]], compared: Sides[frozenset[str]]
+) -> Iterator[tuple[str, bool]]:
+    """Yield a warning for each model that has forwards without a counterpart, and whether it is one
+    of those of which all forwards should have one.
+    """
+    for side, counts, models in zip(_SIDES, unpaired, compared, strict=True):
         for model, count in counts.items():
             forwards, has, was = (
                 ("forward", "has", "was") if count == 1 else ("forwards", "have", "were")
             )
-            yield (
+            warning = (
                 f"{count} {forwards} of {model or 'a model'} in the {side} {has} no counterpart "
                 f"and {was} not compared"
             )
+            yield warning, model in models

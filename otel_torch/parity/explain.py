@@ -6,6 +6,7 @@ from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.faults import Fault, Location
+from otel_torch.parity.finding import Before
 from otel_torch.parity.missing_modules import called_instead
 from otel_torch.parity.parameter_names import pattern
 
@@ -14,6 +15,11 @@ _DIFFERENCES = {
     "layout": "holds the right numbers in another order",
     "nonfinite": "is finite in one program only",
     "shape": "has another shape",
+}
+_INPUTS = {
+    "right": "its input is right",
+    "wrong": "its input differs, too",
+    "unknown": "its input was not compared",
 }
 
 
@@ -34,10 +40,11 @@ def explain(fault: Fault, alignment: Alignment) -> str:
             "modules run in another order."
         )
     if port.side == "input":
-        reason = (
-            f"The input of {name} {difference}, and no module made it: the code before {name} "
-            "did, from right values."
-        )
+        reason = f"The input of {name} {difference}, and no recorded module made it: "
+        if _has_right_values_before(port, alignment):
+            reason += f"the code before {name} did, from right values."
+        else:
+            reason += f"the code that calls {name} did, or was given it."
     else:
         reason = f"The output of {name} {difference}, while {_inputs_state(port, alignment)}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
@@ -55,12 +62,23 @@ def _is_exchanged(reference: Location | None, port: Location, alignment: Alignme
     return match.module != port.module[1] and pattern(match.module) == pattern(port.module[1])
 
 
-def has_known_inputs(fault: Fault, alignment: Alignment) -> bool:
-    """Return whether an input of the faulty module was compared; without one, what comes before the
-    module may be at fault.
-    """
-    values = _inputs_of(fault.port)
-    return any(role.value in values for pair in alignment.pairs for role in pair.port)
+def _has_right_values_before(port: Location, alignment: Alignment) -> bool:
+    """Return whether a right value was seen before an input."""
+    role = port.role
+    return role is not None and any(
+        pair.is_right and pair.port[0].time < role.time for pair in alignment.pairs
+    )
+
+
+def state_before(fault: Fault, alignment: Alignment) -> Before:
+    """Return what is known of the inputs of the faulty module, or of what precedes its input."""
+    port = fault.port
+    if port is None or port.role is None or port.side != "input":
+        return _state_of_inputs(port, alignment)
+    earlier = [pair.is_right for pair in alignment.pairs if pair.port[0].time < port.role.time]
+    if not earlier:
+        return "unknown"
+    return "right" if all(earlier) else "wrong"
 
 
 def _inputs_of(location: Location | None) -> list[TensorValue]:
@@ -74,14 +92,10 @@ def _inputs_state(port: Location | None, alignment: Alignment) -> str:
     values = _inputs_of(port)
     if not values:
         return "its input was not recorded"
+    state = _state_of_inputs(port, alignment)
+    if state != "partly":
+        return _INPUTS[state]
     compared = {role.value for pair in alignment.pairs for role in pair.port}
-    right = {role.value for pair in alignment.pairs if pair.is_right for role in pair.port}
-    if any(value in compared and value not in right for value in values):
-        return "its input differs, too"
-    if right.isdisjoint(values):
-        return "its input was not compared"
-    if right.issuperset(values):
-        return "its input is right"
     makers = {
         value.birth.call.module
         for value in values
@@ -91,8 +105,26 @@ def _inputs_state(port: Location | None, alignment: Alignment) -> str:
     return f"its input is right, as far as it was compared{unknown}"
 
 
+def _state_of_inputs(port: Location | None, alignment: Alignment) -> Before:
+    values = _inputs_of(port)
+    compared = {role.value for pair in alignment.pairs for role in pair.port}
+    right = {role.value for pair in alignment.pairs if pair.is_right for role in pair.port}
+    if any(value in compared and value not in right for value in values):
+        return "wrong"
+    if right.isdisjoint(values):
+        return "unknown"
+    return "right" if right.issuperset(values) else "partly"
+
+
 def _explain_weights(fault: Fault, alignment: Alignment) -> str:
     names = ", ".join(sorted({part.full_name for pair in fault.weights for part in pair.port}))
+    reader = None if fault.port is None else fault.port.call
+    if reader is not None and fault.port is not None and reader.module_path != fault.port.module:
+        return (
+            f"{_module_name(fault.port)} was loaded with other weights than the reference "
+            f"({names}). The code of {reader.module or reader.model}, which is the first to make "
+            "a wrong tensor, can read them without calling the module."
+        )
     state = _inputs_state(fault.port, alignment)
     return (
         f"{_module_name(fault.port)} was loaded with other weights than the reference ({names}). "

@@ -16,7 +16,10 @@ SCHEMA = "otel_torch.diff/1"
 
 Side = Literal["input", "output", "parameter"]
 Kind = Literal["value", "layout", "nonfinite", "shape", "dtype", "weights", "missing"]
-Verdict = Literal["match", "diverged", "incomparable"]
+Verdict = Literal["match", "diverged", "incomparable", "partial"]
+# What enters a module, or comes before an input: all of it matches, what was compared of it does,
+# some of it differs, none was compared.
+Before = Literal["right", "partly", "wrong", "unknown"]
 # The outcome of a compared pair. The first four are within their floor, or harmless.
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
 # The statistics that a report shows of a tensor.
@@ -83,8 +86,7 @@ class Finding:
         explanation: Two or three sentences for people: the cause, if known, and why here.
         cause: What the fault is, None where the recordings do not show it.
         breakdown: Where in the tensor the difference is, a line each; empty without whole tensors.
-        knows_input: Whether an input of the module was compared; otherwise the fault may be in the
-            code before the module.
+        before: What is known of the inputs of the module, or of the tensors before this input.
     """
 
     model: str | None
@@ -109,7 +111,12 @@ class Finding:
     explanation: str
     cause: Cause | None = None
     breakdown: tuple[str, ...] = ()
-    knows_input: bool = True
+    before: Before = "right"
+
+    @property
+    def knows_input(self) -> bool:
+        """Whether something before was compared; else the fault may be in the code before."""
+        return self.before != "unknown"
 
 
 @dataclass(slots=True)
@@ -178,7 +185,8 @@ class Report:
     """The result of a comparison.
 
     Attributes:
-        reason: Why the recordings cannot be compared, if so.
+        verdict: `partial` if nothing that was compared differs, and `uncompared` is not empty.
+        reason: Why the recordings cannot be compared, or what was not, if so.
         pairs: How many pairs of tensors were compared.
         first: The finding that explains the divergence, if any.
         introduced: All independent findings, `first` included.
@@ -186,6 +194,8 @@ class Report:
         unpaired: `reference` and `port` -> the modules that only this side has.
         ambiguous: Modules with several equally good matches.
         warnings: One line each.
+        uncompared: What a side computed and was not compared, the warnings of it: what is missing
+            of a recording that was cut, and forwards and tokens without a counterpart.
         environment: What differs between the environments of the two runs.
         compared: The pairs in the reference's order. For a long recording, those of its first steps
             and of every step with a difference.
@@ -196,6 +206,7 @@ class Report:
         weaker: Whether statistics alone decided, because there were no sketches.
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
+        imported: Whether the reference and the port are dumps that were imported.
         isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
         lower_precision: What each module adds to the error of a program in lower precision, if one
             of the two is.
@@ -214,6 +225,7 @@ class Report:
     )
     ambiguous: list[UncomparedTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    uncompared: list[str] = field(default_factory=list)
     environment: list[EnvironmentDifference] = field(default_factory=list)
     compared: list[ComparedPair] = field(default_factory=list)
     compared_left_out: int = 0
@@ -224,6 +236,7 @@ class Report:
     by_tokens: bool = False
     weaker: bool = False
     tensors: tuple[str | None, str | None] = (None, None)
+    imported: tuple[bool, bool] = (False, False)
     isolated: bool = False
     golden: GoldenComparison | None = None
     lower_precision: LowerPrecision | None = None
@@ -238,6 +251,20 @@ class Report:
         from otel_torch.parity.report.notebook import report_html
 
         return report_html(self)
+
+    def is_imported(self, name: str) -> bool:
+        """Return whether the recording of a program, `reference` or `port`, was imported."""
+        return self.imported[0 if name == "reference" else 1]
+
+    def leave_out(self, warning: str) -> None:
+        """Add a warning of something that a side computed and that was not compared."""
+        self.warnings.append(warning)
+        self.uncompared.append(warning)
+
+    def judge_whole(self) -> None:
+        """Call a match partial if not everything was compared."""
+        if self.verdict in ("match", "partial") and self.uncompared:
+            self.verdict, self.reason = "partial", "; ".join(self.uncompared)
 
     @property
     def schema(self) -> str:

@@ -11,12 +11,13 @@ import numpy as np
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.diagnosis.diagnose import Diagnosis, Examination
-from otel_torch.parity.explain import explain, has_known_inputs
+from otel_torch.parity.explain import explain, state_before
 from otel_torch.parity.fault_path import path_to
 from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, Finding, Kind, State
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.judge import errors_of
+from otel_torch.parity.module_modes import ModuleModes, other_mode
 from otel_torch.parity.outside_forward import other_inputs, update_finding
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.retained_pairs import ComparedForward
@@ -29,6 +30,8 @@ from otel_torch.parity.tolerance import Tolerance
 # wrong forwards that are searched for further faults after the first wrong one; others are counted
 MOST_SEARCHED = 32
 
+# causes that say what one program did to an input that both were given
+_OF_ONE_INPUT = ("rounded", "scaled", "negated", "shifted", "clamped", "number")
 _HEALED = "the difference heals: everything computed from it is within its floor"
 
 
@@ -37,6 +40,7 @@ class Findings:
 
     Args:
         isolated: Whether the port ran from the reference's values, so that no fault is inherited.
+        modes: The modes of the modules on both sides.
 
     Attributes:
         faults: In the order of their forwards.
@@ -47,9 +51,10 @@ class Findings:
         searched: Wrong forwards analysed after the first fault.
         unsearched: Wrong forwards that were not.
         tokens: By the reference's model, where forwards were aligned by tokens.
+        unjudged: Weights of the port that differ, and that only wrong values are computed with.
     """
 
-    def __init__(self, isolated: bool) -> None:
+    def __init__(self, isolated: bool, modes: Sides[ModuleModes]) -> None:
         self.faults: list[Finding] = []
         self.harmless: list[Finding] = []
         self.path: list[ComparedPair] = []
@@ -57,7 +62,8 @@ class Findings:
         self.suspects: set[str] = set()
         self.searched = self.unsearched = 0
         self.tokens: dict[str, list[MatchedToken]] = {}
-        self._isolated = isolated
+        self.unjudged: set[str] = set()
+        self._isolated, self._modes = isolated, modes
         self._loops: Sides[int | None] | None = None
         self._is_first_forward = True
         self._reported_healed: set[object] = set()
@@ -105,23 +111,29 @@ class Findings:
             for pair in judgment.healed:
                 self.add_healed(_finding(_fault_of(pair), _HEALED))
             return forward
+        self.unjudged |= judgment.unjudged
         if not self.faults and judgment.faults:
             path = path_to(judgment.faults[0], alignment)
             self.path = [forward.make(alignment.pairs.index(pair), True) for pair in path]
         is_inherited = had_suspects and not self._isolated and not _begins_right(alignment)
+        diagnosis.learn(alignment)
         for fault in judgment.faults:
             finding = replace(
                 _finding(fault, self._explain(fault, alignment)),
-                knows_input=has_known_inputs(fault, alignment),
+                before=state_before(fault, alignment),
             )
             if is_inherited or self._is_listed(finding):
                 continue
-            takes_data = takes_data or self._is_first_forward
-            cause = other_inputs(alignment, fault) if takes_data else None
-            if cause is not None:
+            cause = None
+            if takes_data or (self._is_first_forward and _begins_run(alignment)):
+                cause = other_inputs(alignment, fault)
+            examination = diagnosis.examine(fault, alignment)
+            made = examination.cause
+            if cause is not None and (made is None or made.kind not in _OF_ONE_INPUT):
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue
-            examination = diagnosis.examine(fault, alignment)
+            if (mode := other_mode(self._modes, fault)) is not None:
+                examination = examination._replace(cause=mode)
             if not self.faults:
                 self.tensors = examination.folders
             self.faults.append(_diagnosed(finding, examination))
@@ -174,18 +186,24 @@ class Findings:
             f"{reference.full_name or 'a parameter'} is {reference.row.get('dtype')} in the "
             f"reference and {port.row.get('dtype')} in the port"
         )
-        finding = Finding(
-            *(reference.model, reference.module, f"param.{reference.name}", 0, 0, 0, "attach"),
-            *(port.model, port.module, f"param.{port.name}", 0, 0, 0),
-            rank=None,
-            side="parameter",
-            port_side="parameter",
-            kind="dtype",
-            error=pair.error,
-            floor=tolerance.of_parameters([*pair.reference, *pair.port]),
-            explanation=text,
-        )
-        self.harmless.append(finding)
+        limit = tolerance.of_parameters([*pair.reference, *pair.port])
+        self.harmless.append(parameter_finding(pair, "dtype", limit, text))
+
+
+def parameter_finding(pair: ParameterPair, kind: Kind, limit: float, explanation: str) -> Finding:
+    """Return the finding of two parameters, whatever is computed with them."""
+    reference, port = pair.reference[0], pair.port[0]
+    return Finding(
+        *(reference.model, reference.module, f"param.{reference.name}", 0, 0, 0, "attach"),
+        *(port.model, port.module, f"param.{port.name}", 0, 0, 0),
+        rank=None,
+        side="parameter",
+        port_side="parameter",
+        kind=kind,
+        error=pair.error,
+        floor=limit,
+        explanation=explanation,
+    )
 
 
 def healed_finding(pair: ComparedPair) -> Finding:
@@ -212,6 +230,14 @@ def pair_finding(pair: ComparedPair) -> Finding:
         floor=pair.floor,
         explanation="",
     )
+
+
+def _begins_run(alignment: Alignment) -> bool:
+    """Return whether a forward is of the first step of either run; what enters later ones may have
+    been made in a step that was not recorded.
+    """
+    calls = alignment.reference.calls[0], alignment.port.calls[0]
+    return any(not call.loop and not call.step for call in calls)
 
 
 def _is_computed(role: Role) -> bool:

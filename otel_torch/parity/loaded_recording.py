@@ -102,9 +102,15 @@ def module_paths(meta: dict[str, Any]) -> set[ModulePath]:
 
 
 def load_recording_start(
-    path: Path, warn: Warn, skipped_phases: frozenset[str] = SKIPPED_PHASES
+    path: Path,
+    warn: Warn,
+    leave_out: Warn,
+    skipped_phases: frozenset[str] = SKIPPED_PHASES,
 ) -> LoadedRecording:
     """Read the metadata and the parameters of a recording.
+
+    Args:
+        leave_out: Called with a line if the recording ends before its run did.
 
     Raises:
         RecordingError: The file is not a recording of this schema.
@@ -117,7 +123,7 @@ def load_recording_start(
             "with the version that recorded it"
         )
     for warning in describe_early_end(path, meta):
-        warn(warning)
+        leave_out(warning)
     try:
         parameters = read_parameters(path, meta)
     except OSError as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.whole_statistics import STATISTICS, ShardColumns, merge_statistics
+from otel_torch.recording.input_file import open_once
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError, iterate_rows
 from otel_torch.recording.rows import Row, parse_line
@@ -50,7 +51,9 @@ _COLUMN_TYPES = {
 _RANK_STRIDE = 10**9
 
 
-def merge_shards(folder: Path, ranks: Mapping[int, Path], temporary: Path, warn: Warn) -> Path:
+def merge_shards(
+    folder: Path, ranks: Mapping[int, Path], temporary: Path, warn: Warn, leave_out: Warn
+) -> Path:
     """Write one recording of the recordings of several ranks, and return its path.
 
     Args:
@@ -58,6 +61,7 @@ def merge_shards(folder: Path, ranks: Mapping[int, Path], temporary: Path, warn:
         ranks: Rank -> recording.
         temporary: The folder to write to.
         warn: Called with a line for each problem.
+        leave_out: Called with a line for rows that are left out.
 
     Raises:
         RecordingError: Without DuckDB, or if the recordings cannot be merged.
@@ -78,14 +82,20 @@ def merge_shards(folder: Path, ranks: Mapping[int, Path], temporary: Path, warn:
                 _check_rows(ranks.values(), warn)
                 # what the reader accepts may be skipped: a last line that was cut off
                 _load_rows(database, list(ranks.values()), target.parent, skip_errors=True)
-            _write_rows(database, ranks, target, warn)
+            counts = database.execute("SELECT rank, count(*) FROM rows GROUP BY rank").fetchall()
+            _write_rows(database, ranks, target, leave_out)
             _warn_of_different_replicas(database, list(ranks), warn)
         except duckdb.Error as error:
             reason = " ".join(str(error).split())[:200]
             raise RecordingError(f"{folder}: cannot be merged ({reason})") from None
     metadata = [read_metadata(path, warn) for path in ranks.values()]
-    ended_cleanly = all(entry.get("ended_cleanly", True) for entry in metadata)
-    merged = {**metadata[0], "ended_cleanly": ended_cleanly}
+    are_whole = all(
+        metadata[index].get("ended_cleanly", True)
+        and count >= metadata[index].get("records_written", 0)
+        for index, count in counts
+    )
+    merged = {**metadata[0], "ended_cleanly": are_whole}
+    merged.pop("records_written", None)  # those of one rank
     metadata_path(target).write_text(json.dumps(merged), encoding="utf-8")
     return target
 
@@ -179,7 +189,7 @@ def _warn_of_different_replicas(database: Any, ranks: list[int], warn: Warn) -> 
 # -- rows
 
 
-def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, warn: Warn) -> None:
+def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, leave_out: Warn) -> None:
     """Write the rows of the owners; rows of shards become rows of the whole tensor."""
     sharded = _sharded_places(database)
     next_sharded = next(sharded, None)
@@ -199,7 +209,7 @@ def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, warn: Wa
                 file.write(json.dumps(spelled) + "\n")
     if incomplete:
         first = incomplete[0]
-        warn(
+        leave_out(
             f"{len(incomplete)} rows were left out because some shards of their tensors are "
             "missing (is a rank's recording missing?); the first is "
             f"{first['module'] or first.get('model')} {first['tensor']}"
@@ -211,7 +221,7 @@ def _rows_at(path: Path, wanted_lines: Iterator[int]) -> Iterator[tuple[int, Row
     wanted = next(wanted_lines, None)
     if wanted is None:
         return
-    with open(path, "rb") as file:
+    with open_once(path) as file:
         for line, text in enumerate((text for text in file if text.strip()), 1):
             if line != wanted:
                 continue

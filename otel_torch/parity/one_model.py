@@ -144,4 +144,5 @@ def _write_metadata(recording: Path, model: str, path: Path, warn: Warn) -> None
     if tensors is not None and (folder := recording.parent / tensors).is_dir():
         settings["OTEL_TORCH_TENSORS"] = str(folder.absolute())  # it was beside the recording
     restricted = metadata | {"models": models, "settings": settings}
+    restricted.pop("records_written", None)  # it counts those of all models
     metadata_path(path).write_text(encode_metadata(restricted), encoding="utf-8")

@@ -112,7 +112,11 @@ def allow_other_split(alignment: Alignment, judgment: Judgment) -> Judgment:
 
 
 def other_inputs(alignment: Alignment, fault: Fault) -> Cause | None:
-    """Return the cause of a fault at an input of the program itself, which no code here made."""
+    """Return the cause of a fault at an input of a model itself, which no code here made.
+
+    What enters a part of a model that was called from outside of any recorded call was made by a
+    method of the model, such as `encode`, or by modules that were not recorded.
+    """
     roles = [where.role for where in (fault.reference, fault.port) if where is not None]
     if len(roles) < 2 or not all(map(_is_given, roles)):
         return None
@@ -137,6 +141,7 @@ def _is_given(role: Role | None) -> bool:
         role is not None
         and role.side == "input"
         and role.call.parent is None
+        and not role.call.module
         and all(use.side == "input" for use in role.value.roles if use.time <= role.time)
     )
 

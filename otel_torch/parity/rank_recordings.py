@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_torch.parity.merge_shards import merge_shards
-from otel_torch.recording.input_file import require_regular_file
+from otel_torch.recording.input_file import open_once, require_regular_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.recordings_folder import holds_none, recordings_in
 
 Warn = Callable[[str], None]
 
@@ -23,7 +24,9 @@ class RankRecording:
     path: Path
 
 
-def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankRecording]:
+def find_recordings(
+    path: str | Path, temporary: Path, warn: Warn, leave_out: Warn | None = None
+) -> list[RankRecording]:
     """Return the recordings of a path.
 
     A file is one recording. A folder has one for each rank; if the ranks recorded shards of
@@ -40,11 +43,11 @@ def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankR
         return [RankRecording(None, recording) for recording in ranks.values()]
     if not any(map(_has_shards, ranks.values())):
         return [RankRecording(rank, recording) for rank, recording in ranks.items()]
-    return [RankRecording(None, merge_shards(path, ranks, temporary, warn))]
+    return [RankRecording(None, merge_shards(path, ranks, temporary, warn, leave_out or warn))]
 
 
 def pair_ranks(
-    reference: list[RankRecording], port: list[RankRecording], warn: Warn
+    reference: list[RankRecording], port: list[RankRecording], leave_out: Warn
 ) -> list[tuple[RankRecording, RankRecording]]:
     """Pair equal ranks; if the two sides have different ones, pair only the first of each."""
     reference_by_rank = {recording.rank: recording for recording in reference}
@@ -52,7 +55,7 @@ def pair_ranks(
     if reference_by_rank.keys() == port_by_rank.keys():
         return [(recording, port_by_rank[rank]) for rank, recording in reference_by_rank.items()]
     if len(reference) > 1 or len(port) > 1:
-        warn(
+        leave_out(
             f"the reference has {_ranks(reference)} and the port {_ranks(port)}, and their rows "
             "do not say which shard they hold: only the first rank of each is compared"
         )
@@ -70,9 +73,7 @@ def recordings_by_rank(folder: Path) -> dict[int, Path]:
         RecordingError: If the folder holds no recordings, one without a rank, or two of a rank.
     """
     recordings: dict[int, Path] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        if re.search(r"\.\d+\.jsonl$", path.name):
-            continue  # the renamed recording of an earlier run
+    for path in recordings_in(folder):
         require_regular_file(path)
         rank = _rank_of(path)
         if rank in recordings:
@@ -82,7 +83,7 @@ def recordings_by_rank(folder: Path) -> dict[int, Path]:
             )
         recordings[rank] = path
     if not recordings:
-        raise RecordingError(f"{folder}: holds no recording (*.jsonl)")
+        raise RecordingError(holds_none(folder))
     return dict(sorted(recordings.items()))
 
 
@@ -100,5 +101,5 @@ def _rank_of(path: Path) -> int:
 
 
 def _has_shards(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with open_once(path) as file:
         return any(b'"shard"' in line for line in file)

@@ -20,6 +20,8 @@ from otel_torch.parity.rank_recordings import (
     pair_ranks,
     recordings_by_rank,
 )
+from otel_torch.parity.rank_sums import name_partial_sum
+from otel_torch.parity.sides import Sides
 from otel_torch.parity.temporary_files import compare_temporary_files
 
 
@@ -42,6 +44,7 @@ def compare_ranks(
         processes: How many compare ranks; 1 if `compare_rank` cannot be pickled.
     """
     warnings: list[str] = []
+    uncompared: list[str] = []
     reports: list[tuple[int | None, Report]] = []
     leading: Report | None = None
     with ExitStack() as stack:
@@ -50,10 +53,11 @@ def compare_ranks(
         if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
             compare_two = partial(compare_rank, noise=noise, progress=progress)
             return _compare_with_one_process(reference, port, ranks, temporary, compare_two)
-        references = find_recordings(reference, temporary, warnings.append)
-        ports = find_recordings(port, temporary, warnings.append)
-        noises = find_recordings(noise, temporary, warnings.append) if noise is not None else []
-        parts = pair_ranks(references, ports, warnings.append)
+        references = find_recordings(reference, temporary, warnings.append, uncompared.append)
+        ports = find_recordings(port, temporary, warnings.append, uncompared.append)
+        warn = warnings.append
+        noises = find_recordings(noise, temporary, warn, warn) if noise is not None else []
+        parts = pair_ranks(references, ports, uncompared.append)
         pairs = []
         for reference_part, port_part in parts:
             rank = reference_part.rank
@@ -75,9 +79,14 @@ def compare_ranks(
             report = compare_temporary_files(partial(next, compared), given)
             reports.append((reference_part.rank, report))
             leading = _keep_pairs_of_one(leading, report)
-    merged = _merge_reports(reports)
+        merged = _merge_reports(reports)
+        if len(parts) > 1 and _have_one_first([report for _, report in reports]):
+            paths = [Sides(reference.path, port.path) for reference, port in parts]
+            _replace_first(merged, lambda finding: name_partial_sum(finding, paths))
     merged.reference, merged.port = str(reference), str(port)
-    merged.warnings[:0] = warnings
+    merged.warnings[:0] = [*warnings, *uncompared]
+    merged.uncompared[:0] = uncompared
+    merged.judge_whole()
     return merged
 
 
@@ -90,10 +99,13 @@ def _compare_with_one_process(
 ) -> Report:
     """Compare one process with the ranks of a model that is split over them."""
     warnings: list[str] = []
-    one = write_one_recording(reference, port, ranks, temporary, warnings.append)
+    uncompared: list[str] = []
+    one = write_one_recording(reference, port, ranks, temporary, warnings.append, uncompared.append)
     report = compare_temporary_files(partial(compare_two, reference, one.path), {one.path: port})
     explain_ranks(report, one)
-    report.warnings[:0] = warnings
+    report.warnings[:0] = [*warnings, *uncompared]
+    report.uncompared[:0] = uncompared
+    report.judge_whole()
     return report
 
 
@@ -125,6 +137,9 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
     merged = replace(
         leading,
         warnings=[],
+        uncompared=[
+            f"rank {rank}: {line}" for rank, report in reports for line in report.uncompared
+        ],
         introduced=_merge_findings([(rank, report.introduced) for rank, report in reports]),
         harmless=_merge_findings([(rank, report.harmless) for rank, report in reports]),
     )
@@ -138,6 +153,7 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
         merged.introduced.sort(key=lambda finding: finding is not merged.first)
         merged.verdict = "diverged"
     else:
+        merged.verdict, merged.reason = "match", None
         for _, report in reports:
             if report.verdict == "incomparable":
                 merged.verdict, merged.reason = report.verdict, report.reason
@@ -148,6 +164,21 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
         f"rank {rank}: {warning}" for rank, report in reports for warning in report.warnings
     ]
     return merged
+
+
+def _have_one_first(reports: list[Report]) -> bool:
+    """Return whether all ranks diverge first at the same place."""
+    places = {None if report.first is None else _place(report.first) for report in reports}
+    return len(places) == 1 and None not in places
+
+
+def _replace_first(report: Report, change: Callable[[Finding], Finding]) -> None:
+    first = report.first
+    if first is not None:
+        report.first = change(first)
+        report.introduced = [
+            report.first if finding is first else finding for finding in report.introduced
+        ]
 
 
 def _start_of_divergence(report: Report) -> tuple[int, int, int]:

@@ -30,4 +30,6 @@ def compare_temporary_files(run: Callable[[], Report], given: Mapping[Path, Path
         raise RecordingError(with_names(str(error))) from None
     report.reference, report.port = with_names(report.reference), with_names(report.port)
     report.warnings = list(map(with_names, report.warnings))
+    report.uncompared = list(map(with_names, report.uncompared))
+    report.reason = None if report.reason is None else with_names(report.reason)
     return report

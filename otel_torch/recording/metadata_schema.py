@@ -34,6 +34,17 @@ class TableEntry(msgspec.Struct):
     aliases: list[str] = []
 
 
+class ModeChange(msgspec.Struct):
+    """Which modules are in which mode from an outermost forward of a phase on."""
+
+    phase: str = ""
+    loop: Integer = 0
+    step: Integer = 0
+    call: Integer = 0
+    training: list[str] = []
+    eval: list[str] = []
+
+
 class ModelFacts(msgspec.Struct):
     """What is known of a model."""
 
@@ -42,6 +53,7 @@ class ModelFacts(msgspec.Struct):
     held_as: list[str] = []
     trained: bool | None = None
     table: list[TableEntry] = []
+    modes: list[ModeChange] = []
     # as a port's own configuration has them
     param_names_mapping: list[list[Any]] = []
     stacked_params_mapping: list[list[Any]] = []
@@ -60,11 +72,15 @@ class OptimizerEntry(msgspec.Struct):
     cls: str = msgspec.field(default="", name="class")
     models: list[str] = []
     first_step: Integer = 0
+    last_step: Integer = 0
     loaded: bool = False
     state: list[str] = []
     grad_scaler: dict[str, Any] | None = None
     groups: list[ParameterGroup] = []
+    copies: list[str] = []
     unheld: list[str] = []
+    unused_gradients: list[str] = []
+    no_gradient: list[str] = []
     frozen: list[str] = []
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
+from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
 from otel_torch.recording.rows import UNPARSABLE, Row, parse_line, parse_lines
@@ -150,7 +151,8 @@ def iterate_rows(path: str | Path, warn: Callable[[str], None] = _ignore) -> Ite
     """Yield the rows of a recording in bounded memory.
 
     Args:
-        warn: called with one line if the last line is cut off, which is then skipped.
+        warn: called with one line if the file was cut: its last line, which is then skipped, or
+            records that its run wrote.
 
     Raises:
         RecordingError: a line is not a record, or there is no record at all.
@@ -237,7 +239,9 @@ class LineBatch:
                     "the recording ends early"
                 )
             elif fault:
-                raise RecordingError(f"{self.path}: line {number} {fault}")
+                is_first = not (self.follows_rows or start or rows)
+                other = refusal(self.path, RECORDING) if is_first else None
+                raise RecordingError(other or f"{self.path}: line {number} {fault}")
         return rows
 
 
@@ -277,6 +281,7 @@ class LineReader:
         number: Of the next line, from 1.
         offset: Of the next line in the file, in bytes.
         has_rows: Whether a line so far is not blank.
+        is_torn: Whether the last line has no line feed.
     """
 
     path: str | Path
@@ -284,6 +289,7 @@ class LineReader:
     number: int = 1
     offset: int = 0
     has_rows: bool = False
+    is_torn: bool = False
 
     def batches(self, file: BinaryIO, size: int) -> Iterator[LineBatch]:
         """Yield the next lines of the file, about `size` bytes at a time."""
@@ -297,6 +303,7 @@ class LineReader:
             yield replace(self._next_batch(len(lines), len(text)), _lines=lines)
             self.has_rows = self.has_rows or not text.isspace()
             if not text.endswith(b"\n"):
+                self.is_torn = True
                 break  # the file may be growing: the rest of this line is no line
 
     def skip(self, starts: Sequence[int], size: int) -> LineBatch:
@@ -313,9 +320,19 @@ class LineReader:
         return batch
 
     def finish(self) -> None:
-        """Raise RecordingError if the file holds no row."""
+        """Warn if the file has fewer rows than its run wrote.
+
+        Raises:
+            RecordingError: The file holds no row.
+        """
         if not self.has_rows:
-            raise RecordingError(f"{self.path}: holds no record")
+            raise RecordingError(refusal(self.path, RECORDING) or f"{self.path}: holds no record")
+        count, written = self.number - 1, read_metadata(self.path).get("records_written", 0)
+        if count < written and not self.is_torn:  # of a torn line, its own warning tells
+            self.warn(
+                f"{self.path}: was cut: it has {count:,} of the {written:,} records that its run "
+                "wrote"
+            )
 
 
 def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:

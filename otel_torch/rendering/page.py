@@ -63,7 +63,7 @@ pre {
 }
 .badge.match { background: var(--healed) }
 .badge.diverged { background: var(--introduced) }
-.badge.incomparable { background: var(--inherited) }
+.badge.incomparable, .badge.partial { background: var(--inherited) }
 table { border-collapse: collapse; margin: .4rem 0 }
 .wide { overflow-x: auto }
 th, td {

@@ -41,7 +41,8 @@ def overview_lines(
     summary += [paint(escape(outcome.text), _STYLES[outcome.kind], color)]
     summary += [paint(escape(f"! {text}"), "yellow", color) for text in overview.warnings]
     training = overview.selection.training
-    summary += [paint(escape(f"! {text}"), "red", color) for text in troubles(training)]
+    found = troubles(training, overview.meta, overview.selection.seen_modules)
+    summary += [paint(escape(f"! {text}"), "red", color) for text in found]
     yield escape(overview.heading())
     yield from summary
     if training.rows:

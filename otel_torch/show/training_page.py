@@ -88,9 +88,8 @@ def training_section(runs: Sequence[Run]) -> TrainingSection:
 def _tables(run: Run, name: str) -> list[str]:
     """Return what points at trouble in a run, and a table for each model."""
     training = run.selection.training
-    lines = [
-        f'<p class="introduced">! {escaped(name + trouble)}</p>' for trouble in troubles(training)
-    ]
+    found = troubles(training, run.metadata, run.selection.seen_modules)
+    lines = [f'<p class="introduced">! {escaped(name + trouble)}</p>' for trouble in found]
     for model in training.models:
         header, table = table_of(training, model)
         rows = [[escaped(cell) for cell in line.cells] for line in table]

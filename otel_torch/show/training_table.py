@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from otel_torch.rendering.table import Line, escape, format_table
@@ -26,8 +26,14 @@ class Extent(NamedTuple):
     at: str
 
 
-def training_json(training: TrainingSeries, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the health of a training for `--json`, with NaN and Inf as numbers."""
+def training_json(
+    training: TrainingSeries, metadata: dict[str, Any], called: Iterable[str]
+) -> dict[str, Any]:
+    """Return the health of a training for `--json`, with NaN and Inf as numbers.
+
+    Args:
+        called: The modules with activations in the recording.
+    """
     return {
         "models": {
             model: {
@@ -40,7 +46,7 @@ def training_json(training: TrainingSeries, metadata: dict[str, Any]) -> dict[st
             }
             for model in training.models
         },
-        "troubles": troubles(training),
+        "troubles": troubles(training, metadata, called),
     }
 
 

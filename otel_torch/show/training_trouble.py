@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
+from typing import Any
 
 from otel_torch.rendering.words import plural
 from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.training import Series, TrainingSeries
+from otel_torch.show.training_laws import TrainingFacts, broken_laws
 from otel_torch.training_quantities import ROWS
 
 WINDOW = 20  # values before a spike
@@ -35,15 +38,27 @@ WORDS = {
 }
 
 
-def troubles(training: TrainingSeries) -> list[str]:
-    """Return a line for each trouble, those of a model together."""
-    models = training.models
-    return [
-        f"{model}: {line}" if len(models) > 1 else line
-        for model in models
-        for rule in _RULES
-        for line in rule(training, model)
-    ]
+def troubles(
+    training: TrainingSeries,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+    called: Iterable[str] = (),
+) -> list[str]:
+    """Return a line for each trouble, those of a model together.
+
+    Args:
+        metadata: Of the recording.
+        called: The modules with activations in the recording.
+    """
+    models, seen = training.models, frozenset(called)
+    optimizers = metadata.get("optimizers")
+    entries = [entry for entry in optimizers or () if isinstance(entry, dict)]
+    lines = []
+    for model in models:
+        own = [entry for entry in entries if model in entry.get("models", ())]
+        facts = TrainingFacts(training, model, own, seen or None)
+        found = [line for rule in _RULES for line in rule(training, model)] + broken_laws(facts)
+        lines += [f"{model}: {line}" if len(models) > 1 else line for line in found]
+    return lines
 
 
 def first_nonfinite(training: TrainingSeries) -> LoopStep | None:

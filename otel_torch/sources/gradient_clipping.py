@@ -7,6 +7,7 @@ module with the norm, which is also what programs call that compute the norm the
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from otel_torch.statistics.norms import whole_values
 
 # A CPU adds up float32 squares in float32: the norm of so many elements has an error below 1e-4.
 _MOST_ON_CPU = 2**22
+# clips of parameters with which no optimizer may ever step
+_MOST_EARLY = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +35,8 @@ class Clip:
 
     parameter_ids: `id` of each parameter. norm: their norm before, shape (); None if only all ranks
     together know it. is_l2: whether it is an L2 norm. max_norm: what it was clipped to. scale: by
-    what the gradients were still multiplied. is_recorded: whether a row has the norm.
+    what the gradients were still multiplied. is_recorded: whether a row has the norm. is_used:
+    whether an optimizer has stepped with them.
     """
 
     parameter_ids: frozenset[int]
@@ -41,6 +45,7 @@ class Clip:
     max_norm: float
     scale: Tensor | None
     is_recorded: bool = False
+    is_used: bool = False
     each: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def factor(self) -> Tensor | None:
@@ -108,6 +113,8 @@ class ClipWatch(threading.local):
 
     def __init__(self) -> None:
         self._clips: list[Clip] = []
+        # parameters clipped before another backward pass, by an optimizer that steps after it
+        self._early: deque[frozenset[int]] = deque(maxlen=_MOST_EARLY)
         self._norm_type = 2.0
         self._each: dict[int, tuple[Tensor, Tensor]] = {}
         self.scale: Tensor | None = None
@@ -154,6 +161,7 @@ class ClipWatch(threading.local):
 
     def forget(self) -> None:
         """Forget all clips: a backward pass changes the gradients."""
+        self._early += (clip.parameter_ids for clip in self._clips if not clip.is_used)
         self._clips.clear()
         self.forget_each()
 
@@ -163,6 +171,17 @@ class ClipWatch(threading.local):
         for clip in self._clips:
             clip.each = {}
 
+    def take_early(self, parameter_ids: frozenset[int]) -> int:
+        """Return how often the gradients were clipped before all of them were added up.
+
+        An optimizer is about to step with them, so that none of these clips counts again.
+        """
+        count = len(self._early)
+        left = [clipped for clipped in self._early if clipped.isdisjoint(parameter_ids)]
+        self._early.clear()
+        self._early += left
+        return count - len(left)
+
     def of(self, parameter_ids: frozenset[int]) -> list[Clip]:
         """Return the clips of any of the parameters, in order."""
         clips = [c for c in self._clips if not c.parameter_ids.isdisjoint(parameter_ids)]
@@ -171,3 +190,8 @@ class ClipWatch(threading.local):
             clips = [clip for clip in said if clip is not None]
             self._clips += clips
         return clips
+
+    def use(self, parameter_ids: frozenset[int]) -> None:
+        """Note that an optimizer steps with the gradients of parameters."""
+        for clip in self._clips:
+            clip.is_used = clip.is_used or not clip.parameter_ids.isdisjoint(parameter_ids)

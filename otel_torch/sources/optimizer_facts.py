@@ -1,13 +1,15 @@
 """Describes every optimizer as it is at its first step, for the metadata of a recording.
 
 Two trainings whose gradients agree and whose updates do not differ in here: in a setting of a
-group, in who holds a parameter, or in the state with which the optimizer went on.
+group, in who holds a parameter, or in the state with which the optimizer went on. A parameter that
+never trains is found here, too: no optimizer holds it, or it never has a gradient.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -15,11 +17,28 @@ from torch import Tensor
 from otel_torch.records import json_safe
 from otel_torch.sources.models import Model
 from otel_torch.sources.optimizers import OptimizerClock, Optimizers
+from otel_torch.sources.parameter_data import gradient_of
+from otel_torch.sources.training_rows import TrainingRows
 from otel_torch.sources.updates import Update
 from otel_torch.torch_private import unobserved
 
 # by `id`, the names of a parameter: `model:module.parameter`
 Names = dict[int, list[str]]
+
+
+class _Idle:
+    """Parameters that an optimizer holds and that had no gradient in any step looked at."""
+
+    def __init__(self, names: Names, parameters: Iterable[int]) -> None:
+        wanted = frozenset(parameters)
+        self.names = {key: found for key, found in names.items() if key in wanted}
+
+    def remove_trained(self, optimizer: Any) -> None:
+        """Remove those that have a gradient now."""
+        for group in optimizer.param_groups if self.names else ():
+            for parameter in group["params"]:
+                if id(parameter) in self.names and gradient_of(parameter) is not None:
+                    del self.names[id(parameter)]
 
 
 class OptimizerFacts:
@@ -28,7 +47,8 @@ class OptimizerFacts:
     def __init__(self, optimizers: Optimizers) -> None:
         self._optimizers = optimizers
         self._facts: dict[int, dict[str, Any]] = {}  # by serial: a loaded optimizer is another one
-        self._untrained: dict[str, dict[str, list[str]]] = {}  # by model
+        self._idle: dict[int, _Idle] = {}
+        self._untrained: dict[str, dict[str, Names]] = {}  # by model
 
     @unobserved  # a learning rate may be a tensor
     def add(self, optimizer: Any, updates: Sequence[Update], scaler: Any = None) -> None:
@@ -39,7 +59,12 @@ class OptimizerFacts:
             scaler: the GradScaler that steps it.
         """
         clock = self._optimizers.stepping(optimizer)
-        if clock.serial in self._facts or not updates:
+        if not updates:
+            return
+        if (facts := self._facts.get(clock.serial)) is not None:
+            facts["last_step"] = updates[0].step.step
+            if TrainingRows.are_detailed(updates[0].step):
+                self._idle[clock.serial].remove_trained(optimizer)
             return
         names = _names_in([update.model for update in updates])
         groups = [_describe_group(group, names) for group in optimizer.param_groups]
@@ -50,41 +75,65 @@ class OptimizerFacts:
             "class": type(optimizer).__name__,
             "models": [update.model.name for update in updates],
             "first_step": updates[0].step.step,
+            "last_step": updates[0].step.step,
             "loaded": clock.is_loaded,
             "state": sorted({key for state in optimizer.state.values() for key in state}),
             "grad_scaler": None if scaler is None else _plain_items(scaler.state_dict()),
             "groups": groups,
+            "copies": _dtypes_of_copies(optimizer, updates),
         }
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        idle = _Idle(names, (id(parameter) for parameter in held if parameter.requires_grad))
+        idle.remove_trained(optimizer)
+        self._idle[clock.serial] = idle
         for update in updates:
             self._untrained[update.model.name] = self._find_untrained(update, names)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the optimizers in the order in which they first stepped."""
         described = []
-        for facts in list(self._facts.values()):
-            untrained: dict[str, list[str]] = {"unheld": [], "frozen": []}
+        held = frozenset().union(*(_held_by(clock) for clock in self._optimizers))
+        for serial, facts in list(self._facts.items()):
+            untrained: dict[str, list[str]] = {"unheld": [], "frozen": [], "unused_gradients": []}
             for model in facts["models"]:
                 for kind, names in self._untrained[model].items():
-                    untrained[kind] += names
-            described.append(facts | untrained)
+                    # a group may have been added since
+                    left = names.keys() if kind == "frozen" else names.keys() - held
+                    untrained[kind] += _named(names, left)
+            idle = list(self._idle[serial].names.values())
+            described.append(facts | untrained | {"no_gradient": [*chain.from_iterable(idle)]})
         return described
 
-    def _find_untrained(self, update: Update, names: Names) -> dict[str, list[str]]:
-        """Return the parameters that no optimizer changes, although they require gradients, and
-        those that require none.
+    def _find_untrained(self, update: Update, names: Names) -> dict[str, Names]:
+        """Return the parameters that no optimizer changes, although they require gradients, those
+        of them that have a gradient, and those that require none.
         """
         root = update.model.root()
         parameters = {} if root is None else {id(item): item for item in root.parameters()}
         held = update.parameters.union(*(_held_by(clock) for clock in self._optimizers))
         trainable = {key for key, parameter in parameters.items() if parameter.requires_grad}
+        unheld = trainable - held
+        untrained = {
+            "unheld": unheld,
+            "frozen": parameters.keys() - trainable,
+            "unused_gradients": {key for key in unheld if gradient_of(parameters[key]) is not None},
+        }
         return {
-            "unheld": _named(names, trainable - held),
-            "frozen": _named(names, parameters.keys() - trainable),
+            kind: {key: found for key, found in names.items() if key in keys}
+            for kind, keys in untrained.items()
         }
 
 
 def _held_by(clock: OptimizerClock) -> frozenset[int]:
     return clock.parameters | clock.copied
+
+
+def _dtypes_of_copies(optimizer: Any, updates: Sequence[Update]) -> list[str]:
+    """Return the dtypes of the parameters of an optimizer that holds none of a model; else []."""
+    if not all(update.is_copied_back(optimizer) for update in updates):
+        return []
+    groups = optimizer.param_groups
+    return sorted({str(parameter.dtype) for group in groups for parameter in group["params"]})
 
 
 def _names_in(models: Iterable[Model]) -> Names:

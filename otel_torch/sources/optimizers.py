@@ -228,3 +228,13 @@ def _step_in_state(optimizer: Any) -> int | None:
         int(values["step"]) for values in counted if isinstance(values, dict) and "step" in values
     ]
     return max(steps, default=None)
+
+
+def steps_counted(optimizer: Any, group: dict[str, Any]) -> Any:
+    """Return the steps that the state of a group's first parameter counts, None if it counts none.
+
+    A number, or a tensor of one element, on a device where the optimizer keeps it there.
+    """
+    states = (optimizer.state.get(parameter) for parameter in group["params"])
+    first = next(filter(None, states), group)
+    return first.get("step") if isinstance(first, dict) else None

@@ -22,13 +22,15 @@ _MAX_KNOWN = 16
 class OwnedTensors(NamedTuple):
     """Tensors of a model's parameters, those of one module after the other.
 
-    modules: the canonical names, with how many of the tensors each has. parameter_ids: `id` of each
-    tensor's parameter. is_complete: False if other ranks have more.
+    modules: the canonical names, with how many of the tensors each has. parameter_ids, keys: `id`
+    of each tensor's parameter, and its name in its module. is_complete: False if other ranks have
+    more.
     """
 
     modules: list[tuple[str, int]]
     tensors: list[Tensor]
     parameter_ids: list[int]
+    keys: list[str]
     is_complete: bool
 
 
@@ -64,7 +66,7 @@ class ParameterOwners:
             tensor_of: returns the tensor; None if there is none.
         """
         owners, is_complete = self._owners_of(model, parameter_ids)
-        collected = OwnedTensors([], [], [], is_complete)
+        collected = OwnedTensors([], [], [], [], is_complete)
         for owner in owners:
             module, before = owner.module(), len(collected.tensors)
             parameters = {} if module is None else module._parameters
@@ -78,6 +80,7 @@ class ParameterOwners:
                     continue
                 collected.tensors.append(values)
                 collected.parameter_ids.append(id(parameter))
+                collected.keys.append(key)
             if (count := len(collected.tensors) - before) > 0:
                 collected.modules.append((owner.name, count))
         return collected

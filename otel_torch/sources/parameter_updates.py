@@ -1,7 +1,12 @@
-"""The norms of the parameters, and by how much of them an optimizer step changes them."""
+"""The norms of the parameters, and by how much of them an optimizer step changes them.
+
+Parameters that no optimizer holds are measured again right before the next forward: an optimizer
+that holds copies has copied them back by then, and others show that they do not change.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,14 +15,15 @@ from torch import Tensor
 
 from otel_torch import torch_private
 from otel_torch.sources.models import Model
-from otel_torch.sources.optimizers import optimized_parameters
+from otel_torch.sources.optimizers import Optimizers, optimized_parameters
 from otel_torch.sources.owned_parameters import OwnedTensors, ParameterOwners, say_incomplete
 from otel_torch.sources.parameter_data import value_of
-from otel_torch.sources.training_rows import TrainingRows
+from otel_torch.sources.training_rows import ENDED, TrainingRows
 from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.sources.updates import OptimizerStep
 from otel_torch.statistics.norms import squared_norms, sums_of_parts
 from otel_torch.statistics.samples import Samples
+from otel_torch.training_quantities import row_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +35,17 @@ class _Before:
     owned: OwnedTensors
     squares: Tensor
     samples: Samples
+    shared: frozenset[str] = frozenset()  # modules with parameters that an optimizer holds, too
 
 
 class ParameterUpdates:
     """Records parameter norms and update ratios for one session."""
 
-    def __init__(self, rows: TrainingRows, owners: ParameterOwners) -> None:
-        self._rows, self._owners = rows, owners
+    def __init__(self, rows: TrainingRows, owners: ParameterOwners, optimizers: Optimizers) -> None:
+        self._rows, self._owners, self._optimizers = rows, owners, optimizers
         # by optimizer that is stepping, and model
         self._before: dict[int, dict[Model, _Before]] = {}
+        self._unheld: weakref.WeakKeyDictionary[Model, _Before] = weakref.WeakKeyDictionary()
 
     @torch_private.unobserved
     def starting(self, optimizer_step: OptimizerStep) -> None:
@@ -47,13 +55,37 @@ class ParameterUpdates:
         for model, parameter_ids, step in optimizer_step.updates:
             if not (self._rows.are_wanted(model, step) and self._rows.are_detailed(step)):
                 continue
-            # what it holds copies of changes later
+            self._measure_unheld(model, step)
             owned = self._owners.tensors(model, parameter_ids & held, _if_trainable)
             if not owned.is_complete:
                 say_incomplete(model, "norm and update ratio")
             elif owned.tensors:
                 squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
                 measured[model] = _Before(model, step, owned, squares, samples)
+
+    def _measure_unheld(self, model: Model, step: TrainingStep) -> None:
+        """Measure the parameters of a model that no optimizer holds, once a step."""
+        held = frozenset().union(*(clock.parameters for clock in self._optimizers))
+        ids = model.parameter_ids()
+        if ids <= held or model in self._unheld:
+            return
+        owned = self._owners.tensors(model, ids - held, _if_trainable)
+        if not owned.is_complete or not owned.tensors:
+            return
+        others = self._owners.tensors(model, ids & held, value_of).modules
+        shared = frozenset(module for module, _ in others) | ({""} if others else set())
+        squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
+        step = step._replace(scope=ENDED)
+        self._unheld[model] = _Before(model, step, owned, squares, samples, shared)
+
+    @torch_private.unobserved
+    def forward_starting(self) -> None:
+        """Record how much of the parameters has changed that no optimizer holds."""
+        while self._unheld:
+            before = self._unheld.popitem()[1]
+            changes = before.samples.squared_changes(before.owned.tensors)
+            if changes is not None:
+                self._record(before, changes)
 
     @torch_private.unobserved
     def ended(self, optimizer_step: OptimizerStep) -> None:
@@ -70,14 +102,25 @@ class ParameterUpdates:
         totals = before.squares.sum(), changes.sum()
         by_module = sums_of_parts(before.squares, counts), sums_of_parts(changes, counts)
         for label, compute in _QUANTITIES.items():
-            labels.append(("", label))
-            numbers.append(compute(*totals))
+            if "" not in before.shared:
+                labels.append(("", label))
+                numbers.append(compute(*totals))
             values = compute(*by_module)
             for index, (module, _) in enumerate(before.owned.modules):
-                if module and self._rows.has_module(module):
+                if module and module not in before.shared and self._rows.has_module(module):
                     labels.append((module, label))
                     numbers.append(values[index])
-        self._rows.add_numbers(before.model, before.step, labels, torch.stack(numbers))
+        ratios, owners = _ratio(before.squares, changes), _owners_of_each(before.owned)
+        for index, (module, key) in enumerate(zip(owners, before.owned.keys, strict=True)):
+            if module in before.shared and self._rows.has_module(module):
+                labels.append((module, row_label("update_ratio", key)))
+                numbers.append(ratios[index])
+        if numbers:
+            self._rows.add_numbers(before.model, before.step, labels, torch.stack(numbers))
+
+
+def _owners_of_each(owned: OwnedTensors) -> list[str]:
+    return [module for module, count in owned.modules for _ in range(count)]
 
 
 def _if_trainable(parameter: Tensor) -> Tensor | None:

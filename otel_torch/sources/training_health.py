@@ -32,7 +32,7 @@ from otel_torch.sources.gradient_clipping import ClipWatch
 from otel_torch.sources.gradient_norms import GradientNorms
 from otel_torch.sources.losses import PendingLosses
 from otel_torch.sources.models import Model
-from otel_torch.sources.optimizers import Optimizers, optimized_parameters
+from otel_torch.sources.optimizers import Optimizers, optimized_parameters, steps_counted
 from otel_torch.sources.owned_parameters import ParameterOwners
 from otel_torch.sources.parameter_updates import ParameterUpdates
 from otel_torch.sources.replacements import Replacements
@@ -88,12 +88,15 @@ class TrainingHealth(Source):
         self._losses, self._clips = PendingLosses(), ClipWatch()
         owners = ParameterOwners()
         self._gradient_norms = GradientNorms(self._rows, owners, self._clips)
-        self._parameter_updates = ParameterUpdates(self._rows, owners)
+        self._parameter_updates = ParameterUpdates(self._rows, owners, optimizers)
         self._dead_units = DeadUnits(self._rows, is_observed)
         self._first_groups = FirstGroups()
+        # to compare two recordings
+        self._counts_steps = "updates" in session.settings.capture
         self.throughput = Throughput(events)
         self._stepping = _SteppingOptimizer()
         self._replacements = Replacements()
+        events.forward_starting.append(_guarded(self._parameter_updates.forward_starting))
         events.training_forward.append(_guarded(self._on_training_forward))
         events.training_forward.append(_guarded(self._losses.forward_starting))
         events.training_forward.append(_guarded(self._dead_units.forward_starting))
@@ -169,7 +172,11 @@ class TrainingHealth(Source):
         scale: Tensor | None = None,
     ) -> None:
         self._add_losses(model, step)
+        early = self._clips.take_early(parameter_ids)
+        self._clips.use(parameter_ids)
         if self._rows.are_wanted(model, step):
+            if early:
+                self._rows.add_numbers(model, step, [("", "early_clips")], [float(early)])
             holds_copies = not (parameter_ids & model.parameter_ids()) <= self._stepping.held
             are_elsewhere = holds_copies and torch_private.has_other_ranks()
             self._gradient_norms.record(model, parameter_ids, step, scale, are_elsewhere)
@@ -203,6 +210,10 @@ class TrainingHealth(Source):
                     label = name if isinstance(name, str) and name else str(first + index)
                     for quantity, key in _GROUP_ROWS.items():
                         settings[row_label(quantity, label)] = group.get(key)
+                    if self._counts_steps:
+                        settings[row_label("optimizer_step", label)] = steps_counted(
+                            optimizer, group
+                        )
             self._add_settings(model, step, settings)
 
     def _add_settings(self, model: Model, step: TrainingStep, settings: dict[str, Any]) -> None:

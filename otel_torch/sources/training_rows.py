@@ -25,7 +25,7 @@ from otel_torch.training_quantities import PHASE
 # or are many, so that they cost a tenth
 _FIRST, _EVERY = 10, 10
 # of rows that are held until their step is over
-_ENDED = Scope("step", "torch.step", end_ns=1)
+ENDED = Scope("step", "torch.step", end_ns=1)
 
 
 class TrainingRows:
@@ -114,5 +114,5 @@ class TrainingRows:
         if held is None or held[0][:2] != step[:2]:
             held = self._held[model] = step, []
         for row in rows:
-            row.call.step_scope = _ENDED
+            row.call.step_scope = ENDED
         held[1].extend(rows)

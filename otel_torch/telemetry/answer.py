@@ -78,7 +78,8 @@ _HINTS = (
     ),
     (
         r"UNIMPLEMENTED|\b404\b|\b405\b",
-        "it does not take this signal: give it a pipeline, or set OTEL_…_EXPORTER=none",
+        "it does not take this signal: give it a pipeline, or do not select the signal; "
+        "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events",
     ),
     (
         r"(?i)refused|failed to connect|Name or service|name resolution|DNS|unreachable|No route",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from opentelemetry.sdk._logs import LogRecordLimits
 
 import otel_torch
+from otel_torch.process.console import say_once
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Record
 from otel_torch.telemetry.attributes import estimate_total_bytes, event_attributes
@@ -29,12 +30,16 @@ class EventSink(Sink):
 
     Args:
         span_sink: looks up the span of a step; None if no spans are made.
+        is_only_form: whether activations are sent in no other form.
     """
 
     accepts_deferred_regions = True
 
-    def __init__(self, pipelines: Pipelines, span_sink: SpanSink | None) -> None:
+    def __init__(
+        self, pipelines: Pipelines, span_sink: SpanSink | None, *, is_only_form: bool = True
+    ) -> None:
         self._pipelines, self._span_sink = pipelines, span_sink
+        self._is_only_form = is_only_form
         self._own_limits = read_log_limits()
 
     def write(self, batch: Batch) -> None:
@@ -51,6 +56,11 @@ class EventSink(Sink):
             if limits is not None:
                 self._count_dropped(batch.records, limits)
             self._pipelines.put("logs", [LogItem(batch.records, size, now, span, limits)])
+        elif provider is None and self._is_only_form and span is not None:
+            say_once(
+                "activations are not sent: they are log events, and no exporter or provider takes "
+                "logs; to see them on spans, as in Jaeger, set OTEL_TORCH_SIGNALS=spans,span_events"
+            )
 
     def _limits(self) -> LogRecordLimits | None:
         """Return the limits of the program's provider, or else of the environment, if they may

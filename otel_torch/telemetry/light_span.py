@@ -19,7 +19,7 @@ from typing import Any
 from opentelemetry import context as context_api
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Span, SpanProcessor, Tracer
+from opentelemetry.sdk.trace import Span, SpanProcessor, Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.trace import (
     Link,
@@ -228,6 +228,12 @@ def has_expected_parts(tracer: Any) -> bool:
 
 class _SdkSpan(Span):
     """The SDK's span, which can only be constructed as a subclass."""
+
+
+def are_light_spans_made() -> bool:
+    """Return whether this version of the SDK has the private names that light spans use."""
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("otel_torch")
+    return LightTracer.of(tracer, collects=False) is not None
 
 
 def _overrides(processor: Any, method: str) -> bool:

@@ -33,6 +33,7 @@ from otel_torch.process.console import say_once
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
+from otel_torch.telemetry import self_observation
 from otel_torch.telemetry.attributes import (
     ACTIVATION,
     COUNTERS,
@@ -74,7 +75,9 @@ _REGION_KINDS = frozenset({"region", "natural", "stage"})
 class _Instruments:
     """The counters and histograms of one meter."""
 
-    def __init__(self, meter: Meter, losses: Losses) -> None:
+    def __init__(
+        self, meter: Meter, losses: Losses, count_sent: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._counters = {
             name: meter.create_counter(name, unit, text) for name, (unit, text) in COUNTERS.items()
         }
@@ -95,6 +98,7 @@ class _Instruments:
         meter.create_observable_counter(
             "otel_torch.records.dropped", [observe], "{record}", "What did not arrive, and why"
         )
+        self_observation.create_counters(meter, losses, count_sent)
 
     def count(self, record: Record, attributes: dict[str, Any]) -> None:
         """Add a record to the counters; `attributes` are those of its series."""
@@ -306,7 +310,9 @@ class MetricSink(Sink):
         entry = self._program_meters.get(id(provider))
         if entry is None:
             meter = provider.get_meter("otel_torch", otel_torch.__version__)
-            entry = _ProgramMeter(meter, _Instruments(meter, self._losses))
+            entry = _ProgramMeter(
+                meter, _Instruments(meter, self._losses, self._pipelines.count_sent)
+            )
             self._program_meters[id(provider)] = entry
         return entry
 
@@ -327,7 +333,7 @@ class MetricSink(Sink):
                 shutdown_on_exit=False,
             )
             meter = self._provider.get_meter("otel_torch", otel_torch.__version__)
-            self._own = _Instruments(meter, self._losses)
+            self._own = _Instruments(meter, self._losses, self._pipelines.count_sent)
         return self._own
 
     def _collect(self) -> list[QueueItem]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -261,6 +262,13 @@ class Pipelines:
             is_local=is_local,
             pace=pace,
         )
+
+    def count_sent(self) -> Counter[str]:
+        """Return how many items of each kind were accepted by our exporters and files."""
+        sent: Counter[str] = Counter()
+        for queue in [*self._first_queues(), *self._queues_after_files]:
+            sent.update(dict(queue.sent))  # a copy: the queue's thread goes on counting
+        return sent
 
     def drain(self, deadline: float) -> None:
         """Send what is queued now, and wait for it until `deadline`."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.align import Alignment
+from otel_torch.parity.breakdown import axis_names
 from otel_torch.parity.call_graph import Parameter, Role, Sketch
 from otel_torch.parity.diagnosis.stored_tensors import Array, StoredTensors, as_floats
 from otel_torch.parity.parameters import ParameterPair
@@ -108,6 +109,20 @@ class Clues:
     def subject(self) -> str:
         """The tensor at fault, at the start of a sentence."""
         return f"the port's {self.port.name}" if self.weight is not None else "the port's value"
+
+    def axis_names(self, shape: Sequence[int]) -> list[str]:
+        """Return what the axes of a tensor hold; rows are tokens where as many ids are given."""
+        names = axis_names(len(shape), self.weight is not None)
+        if self.alignment is None or len(shape) != 2:
+            return names
+        integers = [
+            value.row.get("shape")
+            for value in self.alignment.reference.values
+            if value.is_integer and isinstance(value.row.get("shape"), list)
+        ]
+        if list(shape) in integers:
+            return ["batch entry", "token"]
+        return names if list(shape[:1]) in integers else ["row", "channel"]
 
     @cached_property
     def elements(self) -> tuple[Array, Array] | None:

@@ -9,13 +9,13 @@ not show it. The first one that holds names the cause; a fault that none explain
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.breakdown import axis_names, break_down
+from otel_torch.parity.breakdown import break_down
 from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, TensorValue, summed_sketch
 from otel_torch.parity.diagnosis import (
     attention,
@@ -71,6 +71,7 @@ VALUES: tuple[Hypothesis, ...] = (
     linear.one_term,
     linear.equal_to_another,
     linear.shifted,
+    linear.scaled_and_shifted,
     rounding.dropout_module,
     functions.activation,
     linear.factor_of_another,
@@ -94,6 +95,8 @@ SHAPES: tuple[Hypothesis, ...] = (shapes.other_length,)
 
 # the limit of a dtype allows for sums of many roundings; a loaded weight was rounded once
 _OF_ONE_ROUNDING = 1 / 8
+# causes that say which tensor the port should have had: as sure as it is that the two correspond
+_OF_A_PAIR = ("other_tensor", "sum")
 _NO_FOLDERS: tuple[str | None, str | None] = (None, None)
 
 
@@ -119,17 +122,24 @@ class Diagnosis:
         parameters: All parameters of both programs.
         pairs: How they correspond.
         tensors: The whole tensors that the two runs kept.
+        matched: The tensors, by module, side and name, that matched in some call.
     """
 
     parameters: Sides[Sequence[Parameter]]
     pairs: Sequence[ParameterPair]
     tensors: Sides[StoredTensors]
     tolerance: Tolerance
+    matched: set[tuple[object, ...]] = field(default_factory=set)
+
+    def learn(self, alignment: Alignment) -> None:
+        """Learn which pairs match in a forward."""
+        self.matched.update(_names(pair) for pair in alignment.pairs if pair.is_right)
 
     def examine(self, fault: Fault, alignment: Alignment) -> Examination:
         """Return what the fault is, and where in its tensor, as far as that is known."""
         if fault.kind == "missing":
             return Examination(_missing(fault))
+        is_known = fault.pair is not None and _names(fault.pair) in self.matched
         causes: list[Cause | None] = []
         breakdown: tuple[str, ...] = ()
         folders = _NO_FOLDERS
@@ -139,7 +149,10 @@ class Diagnosis:
                     causes.append(next(filter(None, _answers(clues)), None))
                 if clues.weight in (None, *fault.weights[:1]):
                     breakdown, folders = self._breakdown(clues), self._folders(clues)
-        return Examination(next(filter(None, causes), None), breakdown, folders)
+        cause = next(filter(None, causes), None)
+        if cause is not None and cause.kind in _OF_A_PAIR and not is_known:
+            cause = replace(cause, certain=False)
+        return Examination(cause, breakdown, folders)
 
     def _folders(self, clues: Clues) -> tuple[str | None, str | None]:
         """Return where the two runs kept these tensors; None where they did not."""
@@ -166,7 +179,7 @@ class Diagnosis:
         if reference.size != port.size:
             shapes = f"{list(reference.shape)} in the reference, {list(port.shape)} in the port"
             return (f"The shapes are {shapes}.",)
-        names = axis_names(reference.ndim, clues.weight is not None)
+        names = clues.axis_names(reference.shape)
         return tuple(break_down(reference, port, names).lines())
 
     def _clues(self, fault: Fault, alignment: Alignment) -> Iterator[Clues]:
@@ -186,6 +199,8 @@ class Diagnosis:
     ) -> Iterator[ParameterPair]:
         """Yield the parameters of two modules that have one name and other numbers."""
         module, port_module = call.module_path, port_call.module_path
+        if any(module == folded[0] or port_module == folded[1] for folded in alignment.folded):
+            return
         paired = alignment.modules.weights.get((module, port_module), ())
         yield from (weight for weight in paired if not weight.equal)
         owned = parameters_of(self.parameters.reference, module)
@@ -272,6 +287,13 @@ def _roles(fault: Fault, pair: TensorPair) -> Sides[list[Role]]:
     return Sides([made[0]], [made[1]])
 
 
+def _names(pair: TensorPair) -> tuple[object, ...]:
+    """Return what identifies a pair in all calls."""
+    return tuple(
+        (*role.call.module_path, role.side, role.tensor) for role in (*pair.reference, *pair.port)
+    )
+
+
 def _maker(role: Role) -> ModuleCall | None:
     """Return the call that made a tensor: what enters a module was made by the one around it."""
     return role.call if role.side == "output" else role.call.parent
@@ -283,7 +305,8 @@ def _missing(fault: Fault) -> Cause | None:
         idle, side = fault.reference, "reference"
     if idle is None:
         return None
-    return Cause("not_called", True, f"the {side} leaves out {idle.module[1] or idle.module[0]}")
+    # its work may be done without a call of it
+    return Cause("not_called", False, f"the {side} leaves out {idle.module[1] or idle.module[0]}")
 
 
 def _have_equal_sketches(value: TensorValue, other: TensorValue) -> bool:

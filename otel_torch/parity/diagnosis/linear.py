@@ -67,7 +67,7 @@ def equal_to_another(clues: Clues) -> Cause | None:
 def scaled(clues: Clues) -> Cause | None:
     """The port's tensor is the reference's, times a number."""
     vectors = _sketches(clues) or _elements(clues)
-    if vectors is None:
+    if vectors is None or _is_one_number(clues):
         return None
     reference, port = vectors
     if not port.any():
@@ -96,6 +96,9 @@ def constant(clues: Clues) -> Cause | None:
     if any(low != high or not low for low, high in numbers):
         return None
     before, after = (low for low, _ in numbers)
+    if clues.weight is None:
+        text = f"{clues.subject} is {after:.6g}, and the reference's {before:.6g}"
+        return Cause("number", True, text)
     text = f"{clues.subject} is the reference's times {after / before:.4g}"
     return Cause("scaled", False, f"{text}: {after:.4g}, not {before:.4g}")
 
@@ -115,6 +118,52 @@ def shifted(clues: Clues) -> Cause | None:
     if not spread <= 4 * slack or reference.statistic("std") < 100 * slack:
         return None
     return Cause("shifted", True, f"{clues.subject} is the reference's plus {shift:.4g}")
+
+
+def scaled_and_shifted(clues: Clues) -> Cause | None:
+    """The port's tensor is the reference's times a number, plus another one.
+
+    The extremes give both numbers, mean and standard deviation confirm them.
+    """
+    reference, port = clues.reference, clues.port
+    low, high = reference.extremes
+    port_low, port_high = port.extremes
+    if clues.reference.numel < _FEWEST or not high > low:
+        return None
+    slack = max(clues.limit, 1e-6) * max(*map(abs, reference.extremes), *map(abs, port.extremes))
+    for first, last in ((port_low, port_high), (port_high, port_low)):
+        factor = (last - first) / (high - low)
+        shift = first - factor * low
+        mean, deviation = reference.statistic("mean"), reference.statistic("std")
+        errors = (
+            port.statistic("mean") - factor * mean - shift,
+            port.statistic("std") - abs(factor) * deviation,
+        )
+        if abs(factor) * deviation < 100 * slack or abs(shift) < 100 * slack:
+            continue
+        if max(map(abs, errors)) <= 4 * slack and _fits_elements(clues, factor, shift, slack):
+            numbers = (
+                f"times {_digits(factor)}, {'plus' if shift > 0 else 'minus'} {abs(shift):.4g}"
+            )
+            return Cause("scaled", True, f"{clues.subject} is the reference's {numbers}")
+    return None
+
+
+def _fits_elements(clues: Clues, factor: float, shift: float, slack: float) -> bool:
+    """Return whether all elements that were kept agree; True if none were."""
+    if clues.elements is None:
+        return True
+    reference, port = clues.elements
+    return bool((np.abs(factor * reference + shift - port) <= 4 * slack).all())
+
+
+def _is_one_number(clues: Clues) -> bool:
+    """Return whether all elements of both activations are one number.
+
+    Any number is another one times a factor, so that a factor says nothing of it.
+    """
+    extremes = (clues.reference.extremes, clues.port.extremes)
+    return clues.weight is None and all(low == high for low, high in extremes)
 
 
 def one_term(clues: Clues) -> Cause | None:
@@ -192,6 +241,8 @@ def _sketches(clues: Clues) -> tuple[Vector, Vector] | None:
     if len(reference.sketch) != len(port.sketch):
         return None  # sketches of rows in other shapes
     if reference.numel < _FEWEST or not np.isfinite([reference.sketch, port.sketch]).all():
+        return None
+    if _is_one_number(clues) and port.sketch.any():
         return None
     return reference.sketch, port.sketch
 

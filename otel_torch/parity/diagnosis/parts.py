@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.breakdown import Axis, axis_names
+from otel_torch.parity.breakdown import Axis
 from otel_torch.parity.diagnosis.clues import Clues
 from otel_torch.parity.finding import Cause
 
@@ -100,7 +100,7 @@ def _differs(reference: Array, port: Array, limit: float) -> Array:
 
 def _places(differs: Array, clues: Clues) -> list[str]:
     """Return the few indices of each axis that hold all differences, in words."""
-    names = axis_names(differs.ndim, clues.weight is not None)
+    names = clues.axis_names(differs.shape)
     on_axes = (_place_on(axis, differs, name) for axis, name in enumerate(names))
     return [place for place in on_axes if place is not None]
 

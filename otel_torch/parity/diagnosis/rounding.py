@@ -25,6 +25,8 @@ _LEAST_ROUNDING, _MOST_ROUNDING = 0.25, 0.65
 # two numbers that rounding alone keeps apart (relative)
 _SAME = 1e-5
 _FEWEST = 8
+# 1, and the usual number of training steps, by which diffusion models multiply a noise level
+_SCALES = (1.0, 1000.0)
 # so far from 1 may the ratio of two sums of squares be by chance, times the root of their number
 _CHANCE = 8.0
 # the part of the elements that are rounded as usual; the smallest ones lose more bits
@@ -45,10 +47,49 @@ def round_to(values: Floats, bits: int) -> Floats:
 def rounded(clues: Clues) -> Cause | None:
     """The port's numbers are the reference's, rounded to another dtype."""
     is_rounded = _are_extremes_rounded if clues.elements is None else _is_rounded_everywhere
-    dtypes = [dtype for dtype, bits in _PRECISIONS.items() if is_rounded(clues, bits)]
+    dtypes = [
+        dtype
+        for dtype, bits in _PRECISIONS.items()
+        if _are_few_rounded(clues, bits) or is_rounded(clues, bits)
+    ]
     if len(dtypes) != 1:
         return None
     return Cause("rounded", True, f"{clues.subject} is the reference's rounded to {dtypes[0]}")
+
+
+def _are_few_rounded(clues: Clues, bits: int) -> bool:
+    """Return whether each of a few known numbers is the reference's rounded, bit by bit.
+
+    They may have been rounded before they were multiplied, as the noise level of a diffusion model
+    is by its steps of training.
+    """
+    sides = _few_numbers(clues)
+    if sides is None:
+        return False
+    reference, port = sides
+    for scale in _SCALES:
+        before = reference / scale
+        after = np.asarray(round_to(before, bits) * scale)
+        is_coarser = not np.isclose(reference, after, rtol=2.0**-20, atol=0).any()
+        if is_coarser and np.allclose(port, after, rtol=2.0**-22, atol=0):
+            return True
+    return False
+
+
+def _few_numbers(clues: Clues) -> tuple[Floats, Floats] | None:
+    """Return the distinct elements of two tensors if these are few and known, else None."""
+    if clues.elements is not None and not np.iscomplexobj(clues.elements[0]):
+        reference, port = (side.ravel() for side in clues.elements)
+    elif clues.reference.numel <= len(clues.reference.extremes) or all(
+        low == high for low, high in (clues.reference.extremes, clues.port.extremes)
+    ):
+        reference, port = np.array(clues.reference.extremes), np.array(clues.port.extremes)
+    else:
+        return None
+    pairs = np.unique(np.stack([reference, port]), axis=1)
+    if pairs.shape[1] >= _FEWEST or not (np.isfinite(pairs).all() and pairs.all()):
+        return None
+    return pairs[0], pairs[1]
 
 
 def _is_rounded_everywhere(clues: Clues, bits: int) -> bool:
@@ -114,8 +155,7 @@ def dropout_module(clues: Clues) -> Cause | None:
 def _other_random_numbers(clues: Clues, port_role: Role) -> Cause | None:
     """Both programs drop at one rate: the squares of what is left differ by chance alone."""
     reference, port = clues.reference, clues.port
-    squares = (port.statistic("l2") / reference.statistic("l2")) ** 2
-    if not abs(squares - 1) < _CHANCE / math.sqrt(reference.numel):
+    if not keeps_squares(reference.statistic("l2"), port.statistic("l2"), reference.numel):
         return None
     name = port_role.call.module or port_role.call.model
     text = (
@@ -123,6 +163,11 @@ def _other_random_numbers(clues: Clues, port_role: Role) -> Cause | None:
         "another seed, or in compiled code without torch._inductor.config.fallback_random"
     )
     return Cause("random_stream", False, text)
+
+
+def keeps_squares(norm: float, other_norm: float, numel: int) -> bool:
+    """Return whether two norms differ by chance alone, as where other elements were dropped."""
+    return abs((other_norm / norm) ** 2 - 1) < _CHANCE / math.sqrt(numel)
 
 
 def dropout(clues: Clues) -> Cause | None:

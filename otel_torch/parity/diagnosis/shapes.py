@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.breakdown import axis_names, plural
+from otel_torch.parity.breakdown import plural
 from otel_torch.parity.diagnosis.clues import Clues
 from otel_torch.parity.finding import Cause
 
@@ -26,7 +26,7 @@ def other_length(clues: Clues) -> Cause | None:
         return None
     axis = axes[0]
     size, port_size = shape[axis], port_shape[axis]
-    name = axis_names(len(shape), clues.weight is not None)[axis]
+    name = clues.axis_names(shape)[axis]
     end = _agreeing_end(clues, axis, min(size, port_size))
     count = abs(size - port_size)
     noun = name if count == 1 else plural(name)

@@ -21,10 +21,13 @@ def write_merged_metadata(
     numberings: dict[int, Numbering],
     warn: Warn,
     groups: int = 1,
+    *,
+    is_cut: bool = False,
 ) -> int | None:
     """Write the metadata of the first rank, with the modules and optimizers of all.
 
     Args:
+        is_cut: Whether a rank's file has fewer records than its run wrote.
         groups: Among how many groups of ranks the calls of one process are divided.
 
     Returns:
@@ -35,8 +38,10 @@ def write_merged_metadata(
     merged = {
         **first,
         "models": _merge_models(metadata, numberings, groups),
-        "ended_cleanly": all(entry.get("ended_cleanly", True) for entry in metadata.values()),
+        "ended_cleanly": not is_cut
+        and all(entry.get("ended_cleanly", True) for entry in metadata.values()),
     }
+    merged.pop("records_written", None)  # those of one rank
     if "optimizers" in first:
         merged["optimizers"] = _merge_optimizers(metadata, numberings)
     metadata_path(path).write_text(json.dumps(merged), encoding="utf-8")

@@ -78,7 +78,12 @@ class OneRecording:
 
 
 def write_one_recording(
-    reference: Path, folder: Path, ranks: dict[int, Path], temporary: Path, warn: Warn
+    reference: Path,
+    folder: Path,
+    ranks: dict[int, Path],
+    temporary: Path,
+    warn: Warn,
+    leave_out: Warn,
 ) -> OneRecording:
     """Write one recording of the recordings of several ranks.
 
@@ -88,10 +93,12 @@ def write_one_recording(
         ranks: Rank -> recording.
         temporary: The folder to write to.
         warn: Called with a line for each problem.
+        leave_out: Called with a line for what the ranks computed and is left out.
 
     Raises:
         RecordingError: A file is not a recording.
     """
+    cuts: list[str] = []
     numberings = number_ranks(reference, ranks)
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
@@ -106,10 +113,12 @@ def write_one_recording(
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     dealt, groups = find_dealt_calls(reference, ranks, numberings)
     with open(one.path, "w", encoding="utf-8") as file:
-        steps = iterate_places(reference if same_batches else None, ranks, numberings, dealt)
+        steps = iterate_places(
+            reference if same_batches else None, ranks, numberings, dealt, cuts.append
+        )
         for recorded in steps:
             if skipped.step is not None:
-                warn(
+                leave_out(
                     f"nothing was compared after step {skipped.step[1]}: rank {min(skipped.ranks)} "
                     "does not update its parameters there, and counts its steps from another one"
                 )
@@ -152,8 +161,10 @@ def write_one_recording(
                 row.pop("part_sketches", None)
                 spelled = {name: json_safe(value) for name, value in row.items()}
                 file.write(json.dumps(spelled) + "\n")
+    for cut in cuts:
+        leave_out(cut)
     if incomplete:
-        warn(
+        leave_out(
             f"{len(incomplete)} rows were left out because some shards of their tensors are "
             "missing (is a rank's recording missing?); the first is "
             f"{_name_of(incomplete[0])}"
@@ -170,7 +181,7 @@ def write_one_recording(
             f"{_name_of(in_parts[0])}: {why}"
         )
     one.rank_of_settings = write_merged_metadata(
-        one.path, reference, ranks, numberings, warn, groups
+        one.path, reference, ranks, numberings, warn, groups, is_cut=bool(cuts)
     )
     return one
 

@@ -7,7 +7,7 @@ steps at which they are differ are in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -122,6 +122,7 @@ def iterate_places(
     ranks: dict[int, Path],
     numberings: dict[int, Numbering],
     dealt: dict[int, DealtCalls],
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Iterator[list[TensorPlace]]:
     """Yield the places of one step after another, in the order of the ranks.
 
@@ -130,10 +131,12 @@ def iterate_places(
         ranks: Rank -> recording.
         numberings: The names of the whole model, of each rank.
         dealt: Rank -> the numbers of its calls in one process, if the ranks divide those.
+        warn: Called with a line for each rank whose file was cut.
     """
     alone = None if reference is None else _RankSteps(-1, reference, Numbering())
     steps = [
-        _RankSteps(rank, path, numberings[rank], dealt.get(rank)) for rank, path in ranks.items()
+        _RankSteps(rank, path, numberings[rank], dealt.get(rank), warn)
+        for rank, path in ranks.items()
     ]
     while True:
         keys = [key for step in steps if (key := step.next_key()) is not None]
@@ -223,12 +226,19 @@ class _RankSteps:
     """The rows of a recording, a step at a time."""
 
     def __init__(
-        self, rank: int, path: Path, numbering: Numbering, dealt: DealtCalls | None = None
+        self,
+        rank: int,
+        path: Path,
+        numbering: Numbering,
+        dealt: DealtCalls | None = None,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._rank, self._numbering, self._dealt = rank, numbering, dealt
         self._sketches: dict[Any, tuple[Sketch | None, tuple[Sketch, ...]]] = {}
         # a framework's own forwards, which each rank runs on dummy inputs of its own
-        rows: Iterator[Row] = (row for row in iterate_rows(path) if row.get("phase") != WARM_UP)
+        rows: Iterator[Row] = (
+            row for row in iterate_rows(path, warn) if row.get("phase") != WARM_UP
+        )
         if dealt is not None:
             rows = map(dealt.renumber, rows)
         self._groups = groupby(rows, key=lambda row: (row.get("loop"), row.get("step")))

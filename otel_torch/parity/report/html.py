@@ -12,8 +12,10 @@ from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_b
 from otel_torch.parity.report.html_modules import module_tree
 from otel_torch.parity.report.html_statistics import statistics_around_finding
 from otel_torch.parity.report.next_steps import isolation_advice, next_step
+from otel_torch.parity.report.pairs import path_to_finding
 from otel_torch.parity.report.wording import (
     GAIN_UNKNOWN,
+    PARTIAL_VERDICT,
     STATE_MARKS,
     WEAKER_VERDICT,
     closest_to_floor,
@@ -22,6 +24,7 @@ from otel_torch.parity.report.wording import (
     error_sentence,
     explanation_sentence,
     format_error,
+    further_warnings,
     golden_sentence,
     harmless_kind,
     headline,
@@ -85,6 +88,9 @@ def _summary(report: Report) -> list[str]:
         lines.append(
             f"<h1>The port matches the reference.</h1><p>{sentence(closest_to_floor(report))}</p>"
         )
+    elif report.verdict == "partial":
+        lines.append(f"<h1>{PARTIAL_VERDICT}.</h1>")
+        lines += [f"<p>Not compared: {escaped(line)}</p>" for line in report.uncompared]
     else:
         lines.append(
             f"<h1>These recordings cannot be compared.</h1><p>{escaped(report.reason or '')}</p>"
@@ -140,10 +146,11 @@ def _cell(value: object) -> str:
 
 def _path(report: Report) -> list[str]:
     """Return the pairs on the path from the inputs to the first finding."""
-    if not report.chain:
+    path = path_to_finding(report)
+    if not path:
         return []
     rows = []
-    for pair in report.chain[-MAX_ENTRIES:]:
+    for pair in path[-MAX_ENTRIES:]:
         names = [module_name(pair.module), pair.tensor]
         port_names = [module_name(pair.port_module), pair.port_tensor]
         rows.append(
@@ -231,7 +238,7 @@ def _lists(report: Report) -> list[str]:
         ),
         ("Only in the port", [_tensor_entry(tensor) for tensor in unpaired.get("port", [])]),
         ("Ambiguous", [_tensor_entry(tensor) for tensor in report.ambiguous]),
-        ("Warnings", [escaped(warning) for warning in report.warnings]),
+        ("Warnings", [escaped(warning) for warning in further_warnings(report)]),
     ]
     return [line for title, entries in lists if entries for line in _list(title, entries)]
 

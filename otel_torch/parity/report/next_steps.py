@@ -12,6 +12,7 @@ from otel_torch.parity.finding import OTHER_INPUTS, ComparedPair, Finding, Kind,
 
 _RECORD_AGAIN = "Next: record this neighborhood again with whole tensors, and compare:"
 _LOOK_INSIDE = "Next: list the operations that both programs run here:"
+_LOOK_INSIDE_ONE = "Next: list the operations that the {name} runs here:"
 _FIX = "Next: mend this, record the port again, and compare:"
 _SENTENCES: dict[Kind, str] = {
     "weights": "Next: mend how this weight is converted or loaded, record the port again:",
@@ -31,6 +32,8 @@ _ISOLATION = (
     "with --save-isolation WHOLE, then run the port from its values with "
     "OTEL_TORCH_ISOLATE=WHOLE."
 )
+# how a recording is made again of a program that does not run under otel_torch
+_IMPORT = "otel-torch import MANIFEST --output {recording}"
 # causes that say how a tensor looks and not what made it so
 _VAGUE_CAUSES = ("reordered", "part")
 _SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE={capture}"
@@ -81,10 +84,12 @@ def next_step(report: Report) -> tuple[str, list[str]]:
     if len(sides) == 2 and _wants_tensors(finding):
         # of programs with other batches, only the weights can be compared whole
         is_whole = finding.kind == "weights" or not report.by_tokens
-        if is_whole and any(side.tensors is None for side in sides):
+        if is_whole and not any(report.imported) and any(side.tensors is None for side in sides):
             return _RECORD_AGAIN, _tensor_commands(report, sides)
-        if _is_vague(finding):
-            return _LOOK_INSIDE, _operation_commands(report, sides)
+        traced = [side for side in sides if not report.is_imported(side.name)]
+        if traced and _is_vague(finding) and not _is_made_outside(finding):
+            one = _LOOK_INSIDE_ONE.format(name=traced[0].name)
+            return one if len(traced) == 1 else _LOOK_INSIDE, _operation_commands(report, traced)
     return _SENTENCES.get(finding.kind, _FIX), _port_commands(report)
 
 
@@ -95,9 +100,14 @@ def isolation_advice(report: Report) -> str:
     >>> isolation_advice(Report("match"))
     ''
     """
-    if report.isolated or len(report.introduced) < 2:
+    if report.isolated or len(report.introduced) < 2 or any(report.imported):
         return ""
     return _ISOLATION if any(map(_is_computed, report.introduced)) else ""
+
+
+def _is_made_outside(finding: Finding) -> bool:
+    """Return whether the code that made an input runs in no recorded call."""
+    return finding.side == "input" and finding.before == "unknown"
 
 
 def _is_computed(finding: Finding) -> bool:
@@ -150,7 +160,9 @@ def _tensor_commands(report: Report, sides: Sequence[_Side]) -> list[str]:
             commands.append(_recording_command(run, recording, folder, _capture(report)))
         recordings += [recording] * len(run)
         folders += [folder] * len(run)
-    reference, port = recordings
+    # the recordings of a neighborhood are related by the module before, if they have it
+    is_enough = all(side.previous is not None for side in sides) and sides[0].side != "parameter"
+    reference, port = recordings if is_enough else (report.reference, report.port)
     compare = _compare(reference, port, report.models)
     return [*commands, f"{compare} --tensors {' '.join(map(shlex.quote, folders))}"]
 
@@ -201,13 +213,20 @@ def _both_commands(report: Report, capture: str | None = None) -> list[str]:
     again = _port_commands(report, capture)
     if _is_one_run(report):
         return again
-    return [_run("reference", report.reference, "", capture or _capture(report)), *again]
+    return [_again(report, "reference", report.reference, capture), *again]
 
 
 def _port_commands(report: Report, capture: str | None = None) -> list[str]:
     name = _BOTH if _is_one_run(report) else "port"
     compare = _compare(report.reference, report.port, report.models)
-    return [_run(name, report.port, "", capture or _capture(report)), compare]
+    return [_again(report, name, report.port, capture), compare]
+
+
+def _again(report: Report, name: str, recording: str, capture: str | None) -> str:
+    """Return the command that makes a recording again."""
+    if report.is_imported(name):
+        return _IMPORT.format(recording=shlex.quote(recording))
+    return _run(name, recording, "", capture or _capture(report))
 
 
 def _capture(report: Report) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_torch.parity.finding import Finding, Report, Side
-from otel_torch.parity.report.wording import count_summary, format_error, headline, module_name
+from otel_torch.parity.report.wording import (
+    count_summary,
+    format_error,
+    further_warnings,
+    headline,
+    module_name,
+)
 from otel_torch.rendering.notebook import notebook_html
 from otel_torch.rendering.table import escape
 
@@ -22,9 +28,10 @@ def describe_report(report: Report) -> list[str]:
             headline(report.first, by_tokens=report.by_tokens),
             escape(report.first.explanation),
         ]
-    lines += [f"warning: {escape(warning)}" for warning in report.warnings[:1]]
-    if len(report.warnings) > 1:
-        lines[-1] += f" (and {len(report.warnings) - 1} more)"
+    warnings = further_warnings(report)
+    lines += [f"warning: {escape(warning)}" for warning in warnings[:1]]
+    if len(warnings) > 1:
+        lines[-1] += f" (and {len(warnings) - 1} more)"
     return [line for line in lines if line]
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
 from otel_torch.parity.finding import ComparedPair, Finding, Report, State
 
+_PLACE = (
+    *("model", "module", "tensor", "side"),
+    *("port_model", "port_module", "port_tensor", "port_side"),
+)
 StepKey = tuple[int | None, int | None]  # loop and step
 Item = TypeVar("Item")
 
@@ -76,6 +81,24 @@ def pair_of_finding(report: Report, finding: Finding | None) -> ComparedPair | N
         return None
     location = _location(finding)
     return next((pair for pair in report.compared if _location(pair) == location), None)
+
+
+def path_to_finding(report: Report) -> list[ComparedPair]:
+    """Return the pairs on the path from the inputs to the first finding, which ends at its place.
+
+    The value that differs may be seen in several places: as an output, and as the next input.
+    """
+    first, path = report.first, list(report.chain)
+    if path and path[-1].state != "introduced":
+        end = pair_of_finding(report, first)
+        if end is not None:
+            path.append(end)
+    if first is None or not path or path[-1].state != "introduced":
+        return path
+    places = {name: getattr(first, name) for name in _PLACE}
+    if None not in places.values():
+        path[-1] = replace(path[-1], **places)
+    return path
 
 
 def group_neighbors(items: Sequence[Item], limit: int) -> list[list[Item]]:

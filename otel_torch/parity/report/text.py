@@ -16,6 +16,7 @@ from otel_torch.parity.report.text_finding import (
 )
 from otel_torch.parity.report.text_rankings import golden_block, precision_block
 from otel_torch.parity.report.wording import (
+    PARTIAL_VERDICT,
     WEAKER_VERDICT,
     closest_to_floor,
     count_summary,
@@ -29,7 +30,12 @@ SCREEN_LINES = 40  # lines of a terminal that a report may fill
 DEFAULT_WIDTH, _MIN_WIDTH = 100, 60  # columns of texts and names
 _MOST_ENTRIES = 10  # of each list
 
-_VERDICT_STYLES = {"match": "bold", "diverged": "red", "incomparable": "yellow"}
+_VERDICT_STYLES = {
+    "match": "bold",
+    "diverged": "red",
+    "incomparable": "yellow",
+    "partial": "yellow",
+}
 
 
 def render_text(
@@ -65,7 +71,7 @@ def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
             further_findings_block(report, screen),
             curves,
         ]
-    elif report.verdict == "match":
+    elif report.verdict in ("match", "partial"):
         blocks = [_match_block(report, screen), precision_block(report.lower_precision, screen)]
     else:
         blocks = [_incomparable_block(report, screen)]
@@ -96,9 +102,16 @@ def _environment_block(report: Report, screen: Screen) -> list[str]:
 
 
 def _match_block(report: Report, screen: Screen) -> list[str]:
-    text = f"✓ The port matches the reference: {plural(report.pairs, 'tensor pair')} within floor."
+    pairs = f"{plural(report.pairs, 'tensor pair')} within floor"
+    if report.verdict == "partial":
+        lines = screen.wrap(f"! {PARTIAL_VERDICT}: {pairs}.", "yellow", hanging_indent="  ")
+        for text in report.uncompared:
+            lines += screen.wrap(f"not compared: {text}", indent="  ", max_lines=2)
+    else:
+        text = f"✓ The port matches the reference: {pairs}."
+        lines = screen.wrap(text, "bold", hanging_indent="  ")
     lines = [
-        *screen.wrap(text, "bold", hanging_indent="  "),
+        *lines,
         *screen.wrap(closest_to_floor(report), indent="  "),
     ]
     if report.weaker:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from otel_torch.parity.finding import Report
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.text_finding import finding_line
-from otel_torch.parity.report.wording import harmless_kind, module_names, place_of, tally
+from otel_torch.parity.report.wording import (
+    further_warnings,
+    harmless_kind,
+    module_names,
+    place_of,
+    tally,
+)
 
 
 def coverage_block(report: Report, screen: Screen) -> list[str]:
@@ -32,9 +38,10 @@ def coverage_block(report: Report, screen: Screen) -> list[str]:
 
 def _warning_lines(report: Report, screen: Screen) -> list[str]:
     lines = []
-    for warning in report.warnings[: screen.list_limit]:
+    warnings = further_warnings(report)
+    for warning in warnings[: screen.list_limit]:
         lines += screen.wrap(f"! {warning}", "yellow", hanging_indent="  ", max_lines=1)
-    if screen.list_limit is not None and len(report.warnings) > screen.list_limit:
-        hidden = len(report.warnings) - screen.list_limit
+    if screen.list_limit is not None and len(warnings) > screen.list_limit:
+        hidden = len(warnings) - screen.list_limit
         lines.append(screen.paint(f"! … {hidden:,} more warnings (--all)", "yellow"))
     return lines

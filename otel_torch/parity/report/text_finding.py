@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from otel_torch.parity.finding import ComparedPair, Finding, Report, State
 from otel_torch.parity.report.next_steps import isolation_advice, next_step
-from otel_torch.parity.report.pairs import pair_of_finding
+from otel_torch.parity.report.pairs import path_to_finding
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.wording import (
     STATE_MARKS,
@@ -90,11 +90,7 @@ def next_step_block(report: Report, screen: Screen) -> list[str]:
 
 def path_block(report: Report, screen: Screen) -> list[str]:
     """Return the pairs on the path from the inputs to the first finding."""
-    path = list(report.chain)
-    if path and path[-1].state != "introduced":
-        end = pair_of_finding(report, report.first)
-        if end is not None:
-            path.append(end)
+    path = path_to_finding(report)
     if not path:
         return []
     hidden = [] if screen.list_limit is None else path[1 : -max(screen.list_limit, 1)]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.parity.finding import (
+    Before,
     Finding,
     Kind,
     LogProbabilities,
@@ -37,29 +38,36 @@ WEAKER_VERDICT = (
     "This verdict is weaker: without sketches only statistics were compared, and those miss "
     "reordered values. Record both sides with OTEL_TORCH_CAPTURE=parity."
 )
+PARTIAL_VERDICT = "Nothing that was compared differs, but not everything was compared"
 
 _PLACES: dict[Side, str] = {
     "input": "input of {module}",
     "output": "output of {module}",
     "parameter": "weights of {module}",
 }
-# The problem with the tensor, and its meaning for the search.
-_HEADLINES: dict[Side, tuple[str, str]] = {
-    "input": (
-        "the input `{tensor}` of {module} {defect}",
-        "Everything recorded before it matches.",
-    ),
-    "output": (
-        "the output `{tensor}` of {module} {defect}",
-        "Everything that enters the module matches.",
-    ),
-    "parameter": ("the weight `{tensor}` of {module} differs", "No forward pass is involved."),
+_HEADLINES: dict[Side, str] = {
+    "input": "the input `{tensor}` of {module} {defect}",
+    "output": "the output `{tensor}` of {module} {defect}",
+    "parameter": "the weight `{tensor}` of {module} differs",
 }
+# What the comparison shows of the tensors before.
+_CONTEXTS: dict[tuple[Side, Before], str] = {
+    ("input", "right"): "Everything recorded before it matches.",
+    ("input", "wrong"): "Some of what was recorded before it differs, too.",
+    ("input", "unknown"): "Nothing before it in this forward was compared.",
+    ("output", "right"): "Everything that enters the module matches.",
+    ("output", "partly"): "What was compared of its inputs matches.",
+    ("output", "wrong"): "What enters the module differs, too.",
+    (
+        "output",
+        "unknown",
+    ): "Its input was not compared: the fault is in it or in the code before it.",
+}
+_WEIGHTS_CONTEXT = "No forward pass is involved."
 GAIN_UNKNOWN = (
     "What the output would gain from one module in full precision is not measurable from two "
     "recordings: run the port with that module in full precision."
 )
-_UNKNOWN_INPUT = "Its input was not compared: the fault is in it or in the code before it."
 _RIGHT_TOKENS = "The tokens that enter the module match."
 # Likewise for what a training step does after its forwards, by phase.
 _TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
@@ -100,6 +108,12 @@ def recording_names(report: Report) -> tuple[str, str]:
         return report.reference, report.port
     reference, port = report.models
     return f"{reference} of {report.reference}", f"{port} of {report.port}"
+
+
+def further_warnings(report: Report) -> list[str]:
+    """Return the warnings that a report does not show with its verdict."""
+    shown = report.uncompared if report.verdict == "partial" else ()
+    return [warning for warning in report.warnings if warning not in shown]
 
 
 def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:
@@ -185,10 +199,9 @@ def headline(finding: Finding, *, by_tokens: bool = False) -> str:
         owner, lacking = ("reference", "port") if in_reference else ("port", "reference")
         template, context = f"only the {owner} has {{module}}, the {lacking} does not", ""
     else:
-        template, context = _HEADLINES[side or "output"]
-        if side == "output" and not finding.knows_input:
-            context = _UNKNOWN_INPUT
-        elif side == "output" and by_tokens:
+        template = _HEADLINES[side or "output"]
+        context = _CONTEXTS.get((side or "output", finding.before), _WEIGHTS_CONTEXT)
+        if side == "output" and finding.before == "right" and by_tokens:
             context = _RIGHT_TOKENS
     fields = {
         "model": escape(finding.model or "the model"),

@@ -17,6 +17,7 @@ from otel_torch.parity.tokens.merge import merge_forwards
 from otel_torch.parity.tokens.requests import (
     MatchedToken,
     TokenForward,
+    count_unmatched,
     know_updates,
     match_tokens,
     read_tokens,
@@ -32,13 +33,14 @@ class TokenPairs:
     """Forwards of two runs, merged so that both have the same tokens.
 
     pairs: one for each model. tokens: those of each pair. log_probabilities: of each model that
-    computes logits. warnings: what is not compared.
+    computes logits. warnings: how. uncompared: what a run computed and is not compared.
     """
 
     pairs: list[Sides[ForwardRows]] = field(default_factory=list)
     tokens: dict[str, list[MatchedToken]] = field(default_factory=dict)
     log_probabilities: dict[str, LogProbabilities] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    uncompared: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -94,7 +96,8 @@ def pair_by_tokens(
                 result.log_probabilities[model] = log_probabilities
     if not result.pairs:
         return None, rest
-    result.warnings = [*_warnings(sides, result), *_updates_between(sides, paired, is_trained)]
+    result.warnings = [_summary(result), *_updates_between(sides, paired, is_trained)]
+    result.uncompared = list(_uncompared(sides, match.models, result))
     return result, rest
 
 
@@ -136,19 +139,33 @@ def _updates_between(
                 )
 
 
-def _warnings(sides: Sides[_TokenSide], result: TokenPairs) -> list[str]:
+def _summary(result: TokenPairs) -> str:
     count = sum(map(len, result.tokens.values()))
     requests = sum(len({token.request for token in tokens}) for tokens in result.tokens.values())
-    warnings = [
+    return (
         "the programs batch their tokens differently: forwards were aligned by tokens, and "
         f"{count} tokens of {requests} requests compared"
-    ]
-    for name, side in zip(("reference", "port"), sides, strict=True):
+    )
+
+
+def _uncompared(
+    sides: Sides[_TokenSide], models: Mapping[str, str], result: TokenPairs
+) -> Iterator[str]:
+    """Yield a line for what a run computed with a model of both, and is not compared."""
+    for number, (name, side) in enumerate(zip(("reference", "port"), sides, strict=True)):
         if not side.is_whole:
-            warnings.append(f"of the {name}, only the first {MOST_TOKENS} tokens were read")
-        if others := sum(side.others.values()):
-            warnings.append(
-                f"{others} forwards of the {name} ({', '.join(sorted(side.others))}) are of "
-                "unknown tokens and were not compared"
-            )
-    return warnings
+            yield f"of the {name}, only the first {MOST_TOKENS} tokens were read"
+        for reference, port in models.items():
+            model = (reference, port)[number]
+            places = [token.places[number] for token in result.tokens.get(reference, ())]
+            left, count = count_unmatched(side.by_model.get(model, ()), places)
+            if left:
+                yield (
+                    f"{left} of {count} tokens of {model or 'a model'} in the {name} have "
+                    "no counterpart and were not compared"
+                )
+            if others := side.others[model]:
+                yield (
+                    f"{others} forwards of {model or 'a model'} in the {name} are of unknown "
+                    "tokens and were not compared"
+                )

@@ -147,6 +147,30 @@ def match_tokens(
     ]
 
 
+def count_unmatched(
+    forwards: Sequence[TokenForward], places: Sequence[Sequence[TokenPlace]]
+) -> tuple[int, int]:
+    """Return how many computed tokens of one run have no partner, and how many there are.
+
+    Tokens before the first one that a partner computed are in its cache: what follows shows them.
+
+    Args:
+        places: Where the matched tokens were computed.
+    """
+    known = {place for several in places for place in several}
+    for request in _find_requests(forwards):
+        matched = [at for at, (_, several) in request.tokens.items() if known & {*several}]
+        for position, (_, several) in request.tokens.items():
+            if matched and position < min(matched):
+                known.update(several)
+    computed = {
+        TokenPlace(index, row)
+        for index, forward in enumerate(forwards)
+        for row in np.flatnonzero(forward.positions >= 0).tolist()
+    }
+    return len(computed - known), len(computed)
+
+
 def know_updates(*sides: Sequence[TokenForward]) -> bool:
     """Return whether all runs have forwards after an update that they know of."""
     return all(any(forward.updates for forward in side) for side in sides)

@@ -22,8 +22,13 @@ from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.training.given_inputs import judge_given_inputs
 from otel_torch.parity.training.gradients import NOISE_ALONE, GradientComparison, GradientPair
-from otel_torch.parity.training.judge_gradients import RightStep, judge_gradients
+from otel_torch.parity.training.judge_gradients import (
+    RightStep,
+    judge_absent_gradients,
+    judge_gradients,
+)
 from otel_torch.parity.training.judge_updates import (
     describe_hidden_settings,
     judge_skipped,
@@ -83,11 +88,15 @@ class TrainingReport:
         drifts = self._drift.get(model, {})
         return max((drift for at, drift in drifts.items() if at < position), default=0.0)
 
-    def is_over(self, model: str, position: Position) -> bool:
-        """Return whether a forward comes after the first finding."""
-        if self.first is None or self.position is None:
+    def is_over(self, model: str, position: Position, port: Position) -> bool:
+        """Return whether a forward comes after the first finding, on either side.
+
+        A port that steps more often is at a later step with the same batch.
+        """
+        first = self.first
+        if first is None or self.position is None or model != first.model:
             return False
-        return model == self.first.model and position > self.position
+        return position > self.position or port > (first.port_loop or 0, first.port_step or 0)
 
 
 def compare_training(
@@ -188,6 +197,8 @@ class _TrainingComparison:
     ) -> list[GradientPair]:
         steps, report = context.steps, self._report
         if not all(step.parameter_gradients for step in steps):
+            if pairs and all("gradients" in recording.captures for recording in self._recordings):
+                report.first = judge_absent_gradients(context)
             return []
         drift = report.drift_before(steps.reference.model, steps.reference.position)
         comparison = GradientComparison(steps, noise, self._tolerance, drift)
@@ -198,6 +209,8 @@ class _TrainingComparison:
             self._right_before[model] = context, comparison
         report.pairs += verdict.compared
         report.first = verdict.finding
+        if report.first is not None and report.first.phase == "loss":
+            report.first = judge_given_inputs(context) or report.first
         if verdict.same_batch:
             report.same_batch.add(steps.reference.position)
         for pair in verdict.pairs:
@@ -231,9 +244,10 @@ class _TrainingComparison:
             )
             updates = self._updates[model] = UpdateComparison(before)
         compared = updates.compare(context, pairs, self._gradient_errors)
+        compared += self._not_held_elsewhere(context)
         report.pairs += len(compared)
         report.known.add(model)
-        report.first = judge_updates(context, compared)
+        report.first = judge_updates(context, compared, bool(gradients))
         if report.first is None and (hidden := describe_hidden_settings(context, compared)):
             report.hidden_settings.setdefault(model, hidden)
         alone = {pair.trained for pair in gradients if pair.limit >= NOISE_ALONE}
@@ -246,6 +260,24 @@ class _TrainingComparison:
             for key in pair.trained.keys.reference
         }
         report.add_apart(model, steps.reference.position, apart)
+
+    def _not_held_elsewhere(self, context: StepContext) -> list[UpdatePair]:
+        """Return the parameters that the port has in another model, which nothing trains.
+
+        A plain list hides modules from the model that calls them, and from its optimizer.
+        """
+        steps, tables = context.steps, context.optimizers
+        if not tables.port:
+            return []
+        return [
+            UpdatePair(pair, "missing")
+            for pair in self._pairs
+            if pair.models.reference == steps.reference.model
+            and pair.models.port != steps.port.model
+            and pair.keys.reference[0] in steps.reference.updated
+            and tables.reference.group_of(pair.names.reference, steps.reference.step) is not None
+            and tables.port.group_of(pair.names.port, steps.port.step) is None
+        ]
 
 
 def _knows_updates(recording: LoadedRecording) -> bool:

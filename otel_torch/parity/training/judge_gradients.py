@@ -25,6 +25,7 @@ from otel_torch.parity.training.gradients import (
     grow,
 )
 from otel_torch.parity.training.places import ForwardUses, has_other_path, output_place
+from otel_torch.parity.training.recomputation import recomputed_otherwise
 from otel_torch.parity.training.step_context import (
     ONE_FACTOR,
     Deviation,
@@ -35,6 +36,7 @@ from otel_torch.parity.training.step_context import (
 )
 from otel_torch.parity.training.steps import GradientKey, RecordedStep, RecordedTensor
 from otel_torch.parity.training.tensors import norm_of
+from otel_torch.rendering.words import plural
 
 # losses that differ by less are equal, and so are the factors of the terms of a sum
 _SAME_LOSS, _ONE_SCALE = 1e-4, 1e-2
@@ -102,11 +104,34 @@ def judge_gradients(
         unscaled = known  # the backward pass itself is off by the factor, from some place on
         finding = _first_finding(context, known, outputs)
     else:
-        finding = _first_finding(
+        finding = recomputed_otherwise(context) or _first_finding(
             context, unscaled, _without_loss_scale(outputs, unscaled, right_before)
         )
     same_batch = any(pair.state == "right" and pair.is_telling for pair in unscaled)
     return GradientVerdict(parameters, finding, same_batch, len(known) + len(outputs))
+
+
+def judge_absent_gradients(context: StepContext) -> Finding | None:
+    """Return the finding where one side alone has gradients of parameters.
+
+    A framework that keeps them elsewhere steps with copies, or says their norm.
+    """
+    steps = context.steps
+    reference, port = steps.map(lambda step: bool(step.parameter_gradients))
+    lacking, side = (steps.reference, "reference") if port else (steps.port, "port")
+    table = context.optimizers.reference if port else context.optimizers.port
+    is_elsewhere = table.holds_copies(lacking.model) or lacking.scalar("grad_norm") is not None
+    if reference == port or is_elsewhere or not (lacking.losses or lacking.updated):
+        return None
+    text = (
+        f"no parameter has a gradient in the {side}: its loss does not depend on them, as after "
+        "detach() or under no_grad(), or they are cleared before the optimizer steps"
+    )
+    cause = Cause("no_gradient", True, text)
+    has = len((steps.port if port else steps.reference).parameter_gradients)
+    explanation = f"In the other program {plural(has, 'parameter')} have one."
+    deviation = Deviation(kind="missing")
+    return context.finding("backward", whole_model("param_grad"), explanation, cause, deviation)
 
 
 def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
@@ -248,6 +273,35 @@ def _clipping(steps: Sides[RecordedStep]) -> Cause | None:
     return Cause("clip", True, text)
 
 
+def _early_clipping(steps: Sides[RecordedStep]) -> Cause | None:
+    """Return the cause where one side clips gradients before all batches are added up."""
+    counts = steps.map(lambda step: int(step.scalar("early_clips") or 0))
+    if counts.reference == counts.port:
+        return None
+    more, side = (counts.port, "port") if counts.port else (counts.reference, "reference")
+    text = (
+        f"the {side} clips the gradients after each batch, {plural(more, 'time')} before all "
+        "batches of the step are added up; the other program clips their sum"
+    )
+    return Cause("clip", True, text)
+
+
+def _accumulation(steps: Sides[RecordedStep], outputs: Sequence[GradientPair]) -> Cause | None:
+    """Return the cause where one side steps after fewer batches, which are the same otherwise."""
+    counts = steps.map(lambda step: len(step.losses))
+    first = [pair for pair in outputs if pair.keys and pair.keys.reference.call == 0]
+    if not all(counts) or counts.reference == counts.port or not first:
+        return None
+    if any(pair.state != "right" for pair in first):
+        return None
+    batches = counts.map(lambda count: "1 batch" if count == 1 else f"{count:,} batches")
+    text = (
+        f"the port's optimizer steps after {batches.port} (backward passes), the reference's "
+        f"after {batches.reference}"
+    )
+    return Cause("accumulation", True, text)
+
+
 def _clipping_of_values(wrong: Sequence[GradientPair]) -> Cause | None:
     """Return the cause where the wrong gradients of one side all end at the same number."""
     for side in ("port", "reference"):
@@ -291,6 +345,12 @@ def _first_finding(
 ) -> Finding:
     """Return the finding for the first wrong gradient of the backward pass."""
     wrong = [pair for pair in parameters if pair.state != "right"]
+    early = _early_clipping(context.steps)
+    cause = early or _accumulation(context.steps, outputs)
+    if cause is not None:
+        phase, text = ("update", _OTHER_CLIP) if early else ("backward", _OTHER_SUM)
+        deviation = _deviation(min(wrong, key=lambda pair: pair.time))
+        return context.finding(phase, whole_model("param_grad"), text, cause, deviation)
     unexplained = _unexplained(wrong, outputs)
     first = min(unexplained or wrong, key=lambda pair: pair.time)
     clipping = _clipping_of_values(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from otel_torch.parity.finding import Cause, Finding
 from otel_torch.parity.training.optimizers import SettingDifference
@@ -25,8 +26,14 @@ _ALL = 0.9
 _Explanation = tuple[Cause, list[UpdatePair]] | None
 
 
-def judge_updates(context: StepContext, updates: Sequence[UpdatePair]) -> Finding | None:
-    """Return what is wrong with the updates of a step whose gradients are right."""
+def judge_updates(
+    context: StepContext, updates: Sequence[UpdatePair], has_gradients: bool
+) -> Finding | None:
+    """Return what is wrong with the updates of a step whose gradients are right.
+
+    Args:
+        has_gradients: Whether gradients were compared.
+    """
     known = [pair for pair in updates if pair.state != "unknown"]
     wrong = [pair for pair in known if pair.state != "right"]
     if not wrong:
@@ -38,14 +45,16 @@ def judge_updates(context: StepContext, updates: Sequence[UpdatePair]) -> Findin
     places = pair.trained.keys.map(
         lambda keys: Place(keys[0].module, f"param.{keys[0].name}", "parameter")
     )
+    port_model = pair.trained.models.port
     if _is_all_of_optimizer(context, alike, known):
-        places = whole_model("param")
-    text = (
-        "The gradients of the step match, and so do the parameters before it; "
-        f"{len(wrong)} of {len(known)} updates do not."
-    )
+        places, port_model = whole_model("param"), context.steps.port.model
+    before = "The gradients of the step match, and so do the parameters before it"
+    if not has_gradients:
+        before = "The parameters before the step match, its gradients were not compared"
+    text = f"{before}; {len(wrong)} of {len(known)} updates do not."
     deviation = Deviation(pair.error, pair.limit, "weights")
-    return context.finding("update", places, text, cause, deviation)
+    finding = context.finding("update", places, text, cause, deviation)
+    return replace(finding, port_model=port_model)
 
 
 def describe_hidden_settings(context: StepContext, updates: Sequence[UpdatePair]) -> str | None:
@@ -114,7 +123,10 @@ def _not_held_text(context: StepContext, pair: UpdatePair) -> str:
     names = pair.trained.names
     is_port = context.groups_of(names).port is None
     side, name = ("port", names.port) if is_port else ("reference", names.reference)
-    return f"no optimizer of the {side} updates {name.partition(':')[2]}"
+    text = f"no optimizer of the {side} updates {name.partition(':')[2]}"
+    if pair.trained.models.port != context.steps.port.model:
+        text += f" of {pair.trained.models.port}, which is no part of {context.steps.port.model}"
+    return text
 
 
 def _other_settings(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
@@ -131,8 +143,26 @@ def _differences(context: StepContext, pair: UpdatePair) -> list[SettingDifferen
     return context.setting_differences(pair.trained.names)
 
 
+def _other_tensors(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    """The port's optimizer holds copies, or what was taken for copies, that change nothing."""
+    alike = _unchanged_pairs(wrong)
+    port = context.groups_of(alike[0].trained.names).port if alike else None
+    if port is None or not port.copies:
+        return None
+    text = (
+        f"the port's {port.cls} holds other tensors than the parameters of the model, and these "
+        "stay as they are: they were replaced after it was made, or what it computes is not "
+        "copied back"
+    )
+    return Cause("not_held", True, text), alike
+
+
+def _unchanged_pairs(wrong: list[UpdatePair]) -> list[UpdatePair]:
+    return [pair for pair in wrong if pair.factor is not None and abs(pair.factor) < ONE_FACTOR]
+
+
 def _unchanged(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
-    alike = [pair for pair in wrong if pair.factor is not None and abs(pair.factor) < ONE_FACTOR]
+    alike = _unchanged_pairs(wrong)
     if not alike:
         return None
     name = alike[0].trained.names.port.partition(":")[2]
@@ -166,6 +196,7 @@ def _other_state(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
 
 _EXPLANATIONS: tuple[Callable[[StepContext, list[UpdatePair]], _Explanation], ...] = (
     _not_held,
+    _other_tensors,
     _other_settings,
     _unchanged,
     _scaled,

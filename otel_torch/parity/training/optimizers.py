@@ -14,8 +14,8 @@ _WITHOUT_EFFECT = frozenset(
     {"foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "initial_lr"}
     | {"name", "param_names"}
 )
-# settings that a schedule changes, and that have a row in each step
-_SCHEDULED = ("lr", "weight_decay")
+# settings that a schedule changes, or a resume, and that have a row in each step
+_SCHEDULED = ("lr", "weight_decay", "optimizer_step")
 # what a cause calls a setting, and its kind
 _KINDS = {
     "lr": ("learning_rate", "learning rate"),
@@ -24,6 +24,7 @@ _KINDS = {
     "eps": ("eps", "epsilon"),
     "momentum": ("momentum", "momentum"),
     "amsgrad": ("amsgrad", "amsgrad"),
+    "optimizer_step": ("optimizer_state", "a count of steps of"),
 }
 
 
@@ -50,6 +51,7 @@ class OptimizerGroup:
         label: What the rows of its learning rate name it: `lr[LABEL]`.
         first_step: The first step with these settings.
         is_loaded: Whether its state was loaded before that step.
+        copies: The dtypes of what it holds, if that is none of the model's parameters.
         knows_rate: Whether the learning rate is that of the step in question.
     """
 
@@ -60,6 +62,7 @@ class OptimizerGroup:
     is_loaded: bool
     settings: dict[str, Any]
     knows_rate: bool = False
+    copies: tuple[str, ...] = ()
 
     @property
     def is_adaptive(self) -> bool:
@@ -87,9 +90,11 @@ class OptimizerTable:
         self._groups: dict[str, list[OptimizerGroup]] = {}
         self.frozen: set[str] = set()
         self.scales = False
+        self._copied: set[str] = set()
         entries = meta.get("optimizers")
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             self.frozen.update(entry.get("frozen", ()))
+            self._copied.update(entry.get("models", ()) if entry.get("copies") else ())
             self.scales = self.scales or entry.get("grad_scaler") is not None
             for number, group in enumerate(entry.get("groups", ())):
                 settings = group.get("settings", {})
@@ -100,9 +105,18 @@ class OptimizerTable:
                     first_step=int(entry.get("first_step") or 0),
                     is_loaded=bool(entry.get("loaded")),
                     settings=settings,
+                    copies=tuple(entry.get("copies", ())),
                 )
                 for name in group.get("parameters", ()):
                     self._groups.setdefault(name, []).append(held)
+
+    def __bool__(self) -> bool:
+        """Return whether any optimizer is known."""
+        return bool(self._groups)
+
+    def holds_copies(self, model: str) -> bool:
+        """Return whether an optimizer of a model holds none of its parameters."""
+        return model in self._copied
 
     def group_of(self, name: str, step: int) -> OptimizerGroup | None:
         """Return the group that holds a parameter, `model:module.name`, in a step, or None."""
@@ -119,13 +133,28 @@ def with_schedule(group: OptimizerGroup, scalar: Callable[[str], float | None]) 
     """
     values = {name: scalar(f"{name}[{group.label}]") for name in _SCHEDULED}
     known = {name: value for name, value in values.items() if value is not None}
+    if "optimizer_step" in known:
+        known["optimizer_step"] = int(known["optimizer_step"])
     known_rate = group.knows_rate or "lr" in known
     return replace(group, settings=group.settings | known, knows_rate=known_rate)
 
 
-def setting_differences(groups: Sides[OptimizerGroup]) -> Iterator[SettingDifference]:
-    """Yield what differs between the optimizers and settings of a parameter."""
+def setting_differences(
+    groups: Sides[OptimizerGroup], dtypes: Sides[str]
+) -> Iterator[SettingDifference]:
+    """Yield what differs between the optimizers and settings of a parameter.
+
+    Args:
+        dtypes: The parameter's own.
+    """
     reference, port = groups
+    held = Sides(
+        reference.copies or (dtypes.reference,),
+        port.copies or (dtypes.port,),
+    )
+    if dtypes.reference == dtypes.port and held.reference != held.port:
+        words = held.map(lambda names: " and ".join(names).replace("torch.", ""))
+        yield SettingDifference("master_weights", "parameters in", *words)
     if reference.cls != port.cls:
         yield SettingDifference("optimizer", "class", reference.cls, port.cls)
     for name, first in reference.settings.items():

@@ -15,7 +15,7 @@ from otel_torch.parity.training.optimizers import (
     setting_differences,
     with_schedule,
 )
-from otel_torch.parity.training.steps import RecordedStep
+from otel_torch.parity.training.steps import ParameterKey, RecordedStep
 
 # how far factors of several tensors may differ and still be one, and a factor from a whole number
 ONE_FACTOR = 1e-3
@@ -72,7 +72,8 @@ class StepContext:
             with_schedule(groups.reference, self.steps.reference.scalar),
             with_schedule(groups.port, self.steps.port.scalar),
         )
-        return list(setting_differences(current))
+        dtypes = Sides(*map(_dtype_of, self.steps, names))
+        return list(setting_differences(current, dtypes))
 
     def is_held_on_one_side(self, names: Sides[str]) -> bool:
         """Return whether, by the metadata, optimizers hold a parameter on one side only."""
@@ -127,6 +128,13 @@ class StepContext:
             ),
             cause=cause,
         )
+
+
+def _dtype_of(step: RecordedStep, name: str) -> str:
+    """Return the dtype of a parameter, `model:module.name`, after a step; "" if unknown."""
+    module, _, key = name.partition(":")[2].rpartition(".")
+    tensor = step.updated.get(ParameterKey(module, key))
+    return "" if tensor is None else tensor.record.dtype
 
 
 def whole_model(tensor: str, side: Side = "parameter") -> Sides[Place]:
