@@ -233,7 +233,7 @@ class _SdkSpan(Span):
 def are_light_spans_made() -> bool:
     """Return whether this version of the SDK has the private names that light spans use."""
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("otel_torch")
-    return LightTracer.of(tracer, collects=False) is not None
+    return LightTracer.of(tracer) is not None
 
 
 def _overrides(processor: Any, method: str) -> bool:
