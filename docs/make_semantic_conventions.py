@@ -317,7 +317,8 @@ METRICS = [
     (
         Signal(
             "of losses",
-            "Whatever does not arrive MUST be counted.",
+            "Whatever does not arrive MUST be counted. Spans, log records and data points SHOULD also be counted by the "
+            "[metrics of the SDK](https://opentelemetry.io/docs/specs/semconv/otel/sdk-metrics/), with the reason as `error.type`.",
             {"what": REQUIRED, "reason": REQUIRED},
         ),
         {"otel_torch.records.dropped": Metric("counter", "{record}", "What did not arrive, and why")},

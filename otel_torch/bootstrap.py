@@ -7,19 +7,27 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from otel_torch import session
 from otel_torch.process import at_fork
 from otel_torch.process.at_fork import ForkOrder
 from otel_torch.process.console import say, say_once
-from otel_torch.process.exit_hooks import stop_at_exit, stop_on_sigterm
+from otel_torch.process.exit_hooks import stop_at_exit
 from otel_torch.process.import_hooks import after_import
 from otel_torch.process.job import name_run, this_job
+from otel_torch.process.os_exit import end_before_os_exit
+from otel_torch.process.sigterm import FLUSH_S, SigtermWatch
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
-from otel_torch.settings import Settings, UnusableSelection, find_misspelled
+from otel_torch.settings import (
+    Settings,
+    UnusableSelection,
+    find_misspelled,
+    options_to_variables,
+)
 from otel_torch.sources.source import Source
 
 if TYPE_CHECKING:
@@ -37,6 +45,8 @@ FRAMEWORKS = (
 # How long the sinks may take at the end of the program, whatever a collector does: of the two
 # seconds that are promised, the rest is for what comes before and after them.
 EXIT_S = 1.3
+# How long `os._exit` waits for the program's threads to leave the locks of the recording.
+_LOCK_S = 0.5
 
 _running: RunningSession | None = None
 _starting = False  # starting may import torch, and an enabled process starts at that import
@@ -56,27 +66,19 @@ def start_from_env() -> bool:
     return settings.enabled and _start(settings)
 
 
-def start(**settings: str) -> bool:
+def start(**settings: Any) -> bool:
     """Start recording in this process, whatever OTEL_TORCH_ENABLED says.
 
     Args:
-        settings: the environment variables by their names in lower case without the prefix, as
-            strings: `otel_torch.start(modules=r"^blocks\\.0$", jsonl="run.jsonl")`. They win over
-            the environment.
+        settings: the environment variables by their names in lower case without the prefix:
+            `otel_torch.start(modules=r"^blocks\\.0$", stats=["mean", "std"])`. They win over the
+            environment. An unknown one is skipped, and reported in one line with the near name.
 
     Returns:
         Whether a session runs now. False if a selection cannot be used, which is reported in one
         line. Does nothing, and returns True, if a session runs already.
-
-    Raises:
-        TypeError: a setting is unknown.
     """
-    overrides = {}
-    fields = Settings.__dataclass_fields__
-    for name, value in settings.items():
-        if name not in fields:
-            raise TypeError(f"start() knows no setting {name!r}; it takes {', '.join(fields)}")
-        overrides[fields[name].metadata["name"]] = str(value)
+    overrides = options_to_variables(settings, say_once)
     try:
         return _start(Settings.from_env(os.environ | overrides, say_once), overrides)
     except UnusableSelection as error:
@@ -216,19 +218,53 @@ class RunningSession:
             _Profiler(settings.profiler_dir),
             *map(_Framework, FRAMEWORKS),
         ]
-        self._restore_sigterm: Callable[[], None] = lambda: None
+        self._sigterm = SigtermWatch(stop, self._flush_for_handler, self._is_in_session)
+        self._restore_os_exit: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Make this the current session, and install its sources."""
         session.become(self.session)
         for source in self.sources:
             source.install()
-        self._restore_sigterm = stop_on_sigterm(stop, self._is_in_session)
+        self._sigterm.install()
+        recorder = self.session.recorder
+        self._restore_os_exit = end_before_os_exit(self._end_process, lambda: recorder.is_in_use)
 
     def _is_in_session(self) -> bool:
         """Return whether this thread holds a lock that `stop` needs, or is in `stop` itself."""
         locks = (_lock, self.step_tracker.lock, self.session.recorder.lock)
         return any(lock._is_owned() for lock in locks)
+
+    def _flush_for_handler(self, is_busy: bool) -> None:
+        """Send what is recorded so far, before the program's handler of SIGTERM runs."""
+        recorder = self.session.recorder
+        if not recorder.is_in_use:
+            return
+        if not is_busy:
+            recorder.flush(self.step_tracker.step_scope)
+            recorder.drain(FLUSH_S)
+        else:
+            recorder.drain_sinks(FLUSH_S)
+
+    @contextmanager
+    def _end_process(self) -> Iterator[None]:
+        """Finish the sinks. In the block, a thread of the program that ends a step is held.
+
+        The sources stay: a step that such a thread begins meanwhile would have no records.
+        """
+        locks = self.step_tracker.lock, self.session.recorder.lock
+        with ExitStack() as held:
+            for lock in locks:
+                if lock.acquire(timeout=_LOCK_S / len(locks)):
+                    held.callback(lock.release)
+            if not all(lock._is_owned() for lock in locks):  # the device hangs
+                self.session.recorder.drain_sinks(EXIT_S)
+            else:
+                deadline = time.monotonic() + EXIT_S
+                _guarded(self.step_tracker.end_run, "the end of the last step")()
+                _guarded(self._report, "the report at the end")()
+                self.session.recorder.finish(deadline)
+            yield
 
     def forked(self) -> None:
         """Continue in a forked child: the same sources, and sinks of its own when it records."""
@@ -246,7 +282,8 @@ class RunningSession:
             _guarded(source.uninstall, type(source).__qualname__)()
         session.become(None)
         self.session.recorder.finish(max(deadline, time.monotonic() + 0.5))
-        self._restore_sigterm()  # last: until here a SIGTERM waits for this to end
+        self._restore_os_exit()
+        self._sigterm.restore()  # last: until here a SIGTERM waits for this to end
 
     def _report(self) -> None:
         from otel_torch import torch_private

@@ -149,6 +149,11 @@ class Recorder:
         """The lock of flushes, held by the thread that flushes or finishes."""
         return self._lock
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anything was observed in this process and is not finished."""
+        return not self._is_finished and (self._sinks is not None or bool(self.pending))
+
     # -- sinks
 
     def add_sink(self, sink: Sink) -> None:
@@ -341,6 +346,12 @@ class Recorder:
                     self._write_queued(wait=True)
                 finally:
                     self._is_flushing = False
+        self.drain_sinks(seconds)
+
+    def drain_sinks(self, seconds: float) -> None:
+        """Do as `drain` does, except for records that are not with the sinks yet. Takes no lock
+        that a flush holds.
+        """
         deadline = time.monotonic() + seconds
         self.region_closer.drain(deadline)
         self._call_sinks("drain", deadline)

@@ -183,7 +183,8 @@ class Losses:
     def count(self, kind: str, reason: str, number: int = 1) -> None:
         """Add `number` lost items.
 
-        kind: `record`, `span`, `span_event`, `log_event`, `metric_point` or `tensor`.
+        kind: `record`, `span`, `span_event`, `log_event`, `metric_point`, `tensor`, or a part of
+            these that a limit has dropped: `attribute`, `link`.
         """
         if number:
             with self._lock:

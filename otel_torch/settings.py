@@ -435,10 +435,10 @@ class Settings:
     signals: tuple[str, ...] = _setting(
         "OTEL_TORCH_SIGNALS",
         _list_of(*SIGNALS),
-        "spans,span_events,metrics",
+        "spans,log_events,metrics",
         f"Signals to send by OTLP: a comma-separated list of {_code_list(SIGNALS)}. Sent only if "
         "the standard `OTEL_*` variables name an endpoint or an exporter. Activations are "
-        "`span_events`, which Jaeger shows, or, recommended where logs are stored, `log_events`.",
+        "`log_events`, or, for Jaeger and other stores of traces only, `span_events`.",
     )
     metric_step: str = _setting(
         "OTEL_TORCH_METRIC_STEP",
@@ -657,6 +657,12 @@ class Settings:
         return {name: environ[name] for name in self.names() if name in environ}
 
 
+# the variable of each field
+_VARIABLES: dict[str, str] = {
+    row.name: row.metadata["name"] for row in dataclasses.fields(Settings)
+}
+
+
 def find_misspelled(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each OTEL_TORCH_ variable that does not exist.
 
@@ -666,7 +672,52 @@ def find_misspelled(environ: Mapping[str, str]) -> Iterator[str]:
     names = Settings.names()
     for variable in sorted(environ):
         if variable.startswith("OTEL_TORCH_") and variable not in names:
-            anagrams = [name for name in names if sorted(name) == sorted(variable)]
-            candidates = anagrams or difflib.get_close_matches(variable, names, 1, 0.8)
-            hint = f"; did you mean {candidates[0]}?" if candidates else ""
+            near = _near_setting(variable)
+            hint = f"; did you mean {_VARIABLES[near]}?" if near else ""
             yield f"{variable} is no setting{hint}"
+
+
+def options_to_variables(options: Mapping[str, Any], report: Report) -> dict[str, str]:
+    """Return the variables that options in code or in a configuration file set.
+
+    An option is a variable's name in lower case without its prefix. Its value may have the type
+    that a file gives it. None sets nothing. An unknown option is a line to `report`.
+
+    >>> options_to_variables({"steps": 3, "stats": ["mean", "std"], "nvtx": False}, print)
+    {'OTEL_TORCH_STEPS': '3', 'OTEL_TORCH_STATS': 'mean,std', 'OTEL_TORCH_NVTX': 'off'}
+    >>> options_to_variables({"moduels": "x"}, print)
+    moduels is no setting and is skipped; did you mean modules?
+    {}
+    """
+    chosen = {}
+    for option, value in options.items():
+        if option not in _VARIABLES:
+            near = _near_setting(option)
+            hint = f"; did you mean {near}?" if near else ""
+            report(f"{option} is no setting and is skipped{hint}")
+        elif isinstance(value, Mapping):
+            report(f"{option} is skipped; use a text, a number or a list, not a mapping")
+        elif value is not None:
+            chosen[_VARIABLES[option]] = _write(value)
+    return chosen
+
+
+def _write(value: Any) -> str:
+    """Return a value as the text of a variable."""
+    if isinstance(value, bool):
+        return "on" if value else "off"  # YAML reads an unquoted `off` as False
+    if isinstance(value, list | tuple):
+        return ",".join(map(_write, value))
+    return str(value)
+
+
+def _near_setting(name: str) -> str | None:
+    """Return the field of `Settings` that a name probably means, written in any way.
+
+    >>> [_near_setting(name) for name in ("stpes", "OTEL_TORCH_SIGNAL", "metric-steps", "colour")]
+    ['steps', 'signals', 'metric_step', None]
+    """
+    plain = re.sub(r"^(otel_)?torch_", "", name.strip().lower().replace("-", "_"))
+    anagrams = [known for known in _VARIABLES if sorted(known) == sorted(plain)]
+    candidates = anagrams or difflib.get_close_matches(plain, _VARIABLES, 1, 0.75)
+    return candidates[0] if candidates else None

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import CodeType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -28,12 +28,24 @@ _OBSERVING_LAYERS = (
     "FuncTorchDynamicLayerBackMode",
     "PythonDispatcher",
 )
-# the methods by which a pipeline's stage learns shapes, the last one before torch 2.13; if a torch
-# has others, these forwards are recorded as those of the program
+# the methods by which a pipeline's stage learns shapes, the last one in torch 2.12; if a torch has
+# others, these forwards are recorded as those of the program
 PIPELINE_SHAPE_METHODS = (
     "_forward_metadata_inference",
     "_backward_metadata_inference",
     "_shape_inference",
+)
+# Modules of torch with functions that ask for a module's hooks: to take another way (the fused
+# encoder layer), to refuse or to warn (CUDA graphs, saved compiled modules), or to move the hooks
+# to another module (quantization). The compiler's own are left out: it has to find what it traces.
+MODULES_THAT_ASK_FOR_HOOKS = (
+    "torch.nn.modules.transformer",
+    "torch.cuda.graphs",
+    "torch.xpu.graphs",
+    "torch._dynamo.aot_compile",
+    "torch.ao.quantization.fuse_modules",
+    "torch.ao.quantization.quantize",
+    "torch.ao.pruning.sparsifier.utils",
 )
 
 
@@ -187,49 +199,26 @@ def hide_from_torchscript(hidden: type) -> Callable[[], None]:
     return restore
 
 
-# Whether the compiler distinguishes an exported program from a compiled one, and can keep hooks out
-# of graphs of their own. Older torch has the names with other meanings: in 2.9 `is_exporting` is
-# true in every graph.
-TORCH_AT_LEAST_2_13 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
-
-
 def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     """Keep the compiler from compiling `function` as a frame of its own; it runs eagerly instead.
 
     With `with_callees`, so does everything that it calls. Inlined into a graph it is traced as
-    usual. Older torch compiles it: then the records are the same, but the hooks of a regionally
-    compiled module become separate graphs.
+    usual. Where torch has other names for this, the function is compiled: the records are the same,
+    but the hooks of a regionally compiled module become separate graphs.
     """
     keep_code_out_of_frames(function.__code__, with_callees=with_callees)
     return function
 
 
-def run_eagerly(function: _F) -> _F:
-    """Keep the compiler from compiling what `function` calls, on torch before 2.13 too.
-
-    The function must not be traced into a graph: older torch breaks the graph there.
-    """
-    if TORCH_AT_LEAST_2_13:
-        return keep_out_of_frames(function)
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        return (function if disable is None else disable(function))(*args, **kwargs)
-
-    return cast(_F, run)
-
-
 def keep_code_out_of_frames(code: CodeType, *, with_callees: bool = True) -> CodeType:
     """Do for code what `keep_out_of_frames` does for a function."""
-    if TORCH_AT_LEAST_2_13:
-        try:
-            frames = torch._C._dynamo.eval_frame
-            skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
-            strategy = frames._FrameExecStrategy(skip, skip if with_callees else default)
-            frames.set_code_exec_strategy(code, strategy)
-        except Exception:
-            pass
+    try:
+        frames = torch._C._dynamo.eval_frame
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(skip, skip if with_callees else default)
+        frames.set_code_exec_strategy(code, strategy)
+    except Exception:
+        pass
     return code
 
 
@@ -303,9 +292,7 @@ def _traced_object(variable: Any) -> Any:
 
 
 # Returns whether `torch.export` is tracing.
-is_exporting: Callable[[], bool] = (
-    getattr(torch.compiler, "is_exporting", bool) if TORCH_AT_LEAST_2_13 else bool
-)
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
 
 
 def has_global_hooks() -> bool:
@@ -334,10 +321,12 @@ _TABLES = frozenset(
 # all that `_call_impl` reads to find out whether there is anything but forward to run
 _CALL_NAMES = frozenset(
     {
-        "torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_forward_hooks", *_TABLES,
+        "torch", "_C", "_slow_forward", "forward", "_forward_hooks", *_TABLES,
         "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     }
 )  # fmt: skip
+# one of these tells whether `torch.jit` traces: the second one from torch 2.14 or 2.15 on
+_TRACING_NAMES = frozenset({"_get_tracing_state", "_is_tracing"})
 _FURTHER_NAMES = frozenset(
     {
         "set", "compiler", "is_compiling", "Exception", "items", "warnings", "warn", "str",
@@ -360,7 +349,8 @@ def module_call() -> CallInternals | None:
         wrapped_names = {"_compiled_call_impl", "_call_impl"}
         if not (is_own and set(wrapped.__code__.co_names) == wrapped_names):
             return None
-        if not (names >= _CALL_NAMES and names <= _CALL_NAMES | _FURTHER_NAMES):
+        known = _CALL_NAMES | _TRACING_NAMES | _FURTHER_NAMES
+        if not (_CALL_NAMES <= names <= known and names & _TRACING_NAMES):
             return None
         tables = tuple(scope[name] for name in sorted(_TABLES))
         return CallInternals(call, tables, torch._C._get_tracing_state)
@@ -371,7 +361,9 @@ def module_call() -> CallInternals | None:
 def is_symbolically_traced() -> bool:
     """Return whether `torch.fx` traces a module, by calling its forward with proxies."""
     tracing = sys.modules.get("torch.fx._symbolic_trace")
-    return bool(getattr(tracing, "_is_fx_tracing_flag", False))
+    # a function from torch 2.14 or 2.15 on, for the flag is one of each thread there
+    flag = getattr(tracing, "_get_is_fx_tracing", None)
+    return bool(flag() if flag is not None else getattr(tracing, "_is_fx_tracing_flag", False))
 
 
 def is_traced() -> bool:
@@ -552,3 +544,131 @@ def argument(operation: Any, name: str, args: Sequence[Any], kwargs: Mapping[str
         if declared.name == name:
             return args[index] if index < len(args) else kwargs.get(name, declared.default_value)
     return None
+
+
+class Way(NamedTuple):
+    """What private names of torch serve, whether this torch has them, and what happens without."""
+
+    purpose: str
+    is_open: bool
+    otherwise: str
+
+
+def ways() -> list[Way]:
+    """Try each use of private names on this torch: without this, one that has moved is silent."""
+    return [Way(purpose, _holds(check), otherwise) for purpose, check, otherwise in _WAYS]
+
+
+def _holds(check: Callable[[], object]) -> bool:
+    try:
+        return bool(check())
+    except Exception:
+        return False
+
+
+def _recognizes_fx() -> bool:
+    """Return whether a trace is recognized inside of it, and only there."""
+
+    class Traced(torch.nn.Module):
+        seen = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = is_symbolically_traced()
+            return x
+
+    module = Traced()
+    torch.fx.symbolic_trace(module)
+    return module.seen and not is_symbolically_traced()
+
+
+def _recognizes_make_fx() -> bool:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = []
+    make_fx(lambda x: (seen.append(is_traced()), x + 1)[1])(torch.zeros(1))  # type: ignore[func-returns-value]
+    return seen == [True] and not is_traced()
+
+
+def _skips_frames() -> bool:
+    frames = torch._C._dynamo.eval_frame
+    return bool(frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT))
+
+
+def _reads_compiled_frames() -> bool:
+    from torch._dynamo.comptime import ComptimeContext
+
+    return callable(ComptimeContext.get_local)
+
+
+def _traces_module_calls() -> bool:
+    from torch._dynamo.variables import nn_module
+
+    return hasattr(nn_module, "unpatched_nn_module_call")
+
+
+def _knows_pipeline_shapes() -> bool:
+    if not torch.distributed.is_available():
+        return True
+    from torch.distributed.pipelining import stage
+
+    return any(hasattr(stage.PipelineStage, name) for name in PIPELINE_SHAPE_METHODS)
+
+
+def _compiles_scripts() -> bool:
+    return hasattr(sys.modules["torch.jit._recursive"], "create_script_module")
+
+
+def _knows_shards() -> bool:
+    if not torch.distributed.is_available():
+        return True
+    from torch.distributed.tensor import _utils
+
+    return hasattr(_utils, "compute_local_shape_and_global_offset")
+
+
+def _follows_storages() -> bool:
+    tensor = torch.zeros(1)
+    life = StorageLife(tensor)
+    was_alive = not life.is_freed
+    del tensor
+    return was_alive and life.is_freed
+
+
+def _numbers_operations() -> bool:
+    node = torch.zeros(1, requires_grad=True).exp().grad_fn
+    return number_of_operation(node) is not None
+
+
+def _counts_backward_passes() -> bool:
+    """Return whether this torch tells a backward pass from none."""
+    seen = []
+    leaf = torch.zeros(1, requires_grad=True)
+    leaf.register_hook(lambda gradient: seen.append(graph_task_id()))  # type: ignore[no-untyped-call]
+    leaf.exp().sum().backward()  # type: ignore[no-untyped-call]
+    return seen != [-1] and graph_task_id() == -1
+
+
+def _knows_schemas() -> bool:
+    aten = torch.ops.aten
+    return returns_view(aten.view.default) and 0 in written_arguments(aten.add_.Tensor)
+
+
+# purpose, whether this torch has the names for it, what happens without
+_WAYS: tuple[tuple[str, Callable[[], object], str], ...] = (
+    ("calls of modules", module_call, "left to torch, 4 µs a call slower"),
+    ("hooks in compiled code", _skips_frames, "they become graphs of their own"),
+    ("compiled models", _traces_module_calls, "those of compiled functions are not recorded"),
+    ("direct calls in compiled code", _reads_compiled_frames, "not recorded"),
+    ("traces by torch.fx", _recognizes_fx, "counted as forwards"),
+    ("traces by make_fx", _recognizes_make_fx, "counted as forwards"),
+    ("arithmetic of statistics", lambda: _keys is not None, "modes of the program see it"),
+    ("plain tensors", lambda: is_plain_memory(torch.zeros(1)), "measured by torch, 10 µs slower"),
+    ("memory of tensors", _follows_storages, "parity recordings have no `value`"),
+    ("operations of autograd", _numbers_operations, "losses may be mistaken"),
+    ("schemas of operations", _knows_schemas, "no double precision of operations in place"),
+    ("backward passes", _counts_backward_passes, "recomputation counts as forward"),
+    ("gradient clipping", clipping_functions, "not recorded"),
+    ("TorchScript", _compiles_scripts, "it cannot compile a recorded module"),
+    ("parts of a DTensor", _knows_shards, "recorded without their place"),
+    ("shapes of pipeline stages", _knows_pipeline_shapes, "counted as forwards"),
+)

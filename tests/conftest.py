@@ -55,10 +55,7 @@ def torch_state() -> list[Any] | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    try:
-        device = torch.get_default_device()
-    except AttributeError:  # torch 2.9 after `set_default_device(None)`: use `with torch.device(…)`
-        device = None
+    device = torch.get_default_device()
     return [
         device,
         torch.get_default_dtype(),

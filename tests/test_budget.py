@@ -16,7 +16,6 @@ from torch._dynamo.utils import counters
 import otel_torch
 from otel_torch.settings import Settings
 from otel_torch.sources.cadence import FULL_STEPS, Cadence, Kind
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import PROGRAMS, lines, metadata, recording, run_python
 
 DENOISE = Kind("schedule", "Transformer", "forward")
@@ -389,9 +388,7 @@ def test_a_change_of_cadence_makes_no_new_graph(form: Any) -> None:
     bare, graphs = work(), counters["stats"]["unique_graphs"]
     with recording(budget=LITTLE) as sink:
         found = work()
-        assert (
-            counters["stats"]["unique_graphs"] == graphs or not TORCH_AT_LEAST_2_13
-        )  # older torch: hooks are graphs of their own
+        assert counters["stats"]["unique_graphs"] == graphs
     assert sorted(set(sink.rows("step"))) == FIRST
     assert all(torch.equal(one, other) for one, other in zip(bare, found, strict=True))
 

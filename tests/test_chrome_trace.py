@@ -188,7 +188,7 @@ def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):
         ),
         (("--traces", "missing.jsonl"), "missing.jsonl: No such file"),
         (("--traces", "."), "this folder holds no traces.jsonl"),
-        (("--traces", "run.jsonl"), "run.jsonl: line 1 holds no spans"),
+        (("--traces", "run.jsonl"), "run.jsonl: is a recording"),
         (
             ("--traces", "traces/traces.jsonl", "--counters", "l3"),
             "--counters l3: no such statistic; recorded are: abs_mean, min",

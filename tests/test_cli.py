@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from otel_torch import __version__
@@ -87,6 +88,40 @@ def test_bad_usage_is_status_2_and_one_line(arguments, reported):
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("otel_torch: ") and reported in line
+
+
+@pytest.mark.parametrize("word", ["report", "view", "compare", "list", "rm"])
+def test_a_command_that_resembles_none_is_answered_by_the_list_of_them(word, capsys):
+    assert cli.main([word]) == 2
+    assert f"choose from {', '.join(cli.COMMANDS)}" in capsys.readouterr().err
+
+
+COMMANDS_THAT_IMPORT_TORCH = {
+    "doctor": ["doctor"],
+    "import": ["import", "dump.npz"],
+    "scan": ["scan", "model.py:Net", "--input", "input=1x2"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS_THAT_IMPORT_TORCH)
+def test_a_command_does_not_record_itself(name, tmp_path):
+    numpy.savez(tmp_path / "dump.npz", fc=numpy.ones(3))
+    (tmp_path / "model.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(2, 2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_torch", *COMMANDS_THAT_IMPORT_TORCH[name]],
+        env={**os.environ, "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": "recorded/run.jsonl"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done
+    expected = {"import": "otel_torch: 1 records in dump.recording.jsonl\n"}
+    assert done.stderr == expected.get(name, "")
+    assert not (tmp_path / "recorded").exists()
 
 
 def test_an_internal_error_is_one_line_too(monkeypatch, capsys):
@@ -263,6 +298,18 @@ def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
 )
 def test_doctor_reports_the_destination_of_each_signal(variables, traces):
     assert next(iter(doctor.find_endpoints(variables))).text == f"traces: {traces}"
+
+
+def test_doctor_says_what_to_set_for_jaeger():
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}
+    *_, activations = doctor.find_endpoints(endpoint)
+    assert activations.text == (
+        "activations: with the logs, which Jaeger does not store; "
+        "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events"
+    )
+    for signals in ("spans,span_events", "spans,span_events,log_events", "metrics"):
+        results = doctor.find_endpoints(endpoint | {"OTEL_TORCH_SIGNALS": signals})
+        assert [result.text.split(":")[0] for result in results] == ["traces", "metrics", "logs"]
 
 
 def test_doctor_names_the_configuration_file(tmp_path):

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from otel_torch.process import console
 from otel_torch.records import Record
 from otel_torch.sources import compiled
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import recording
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -163,7 +162,7 @@ def test_a_compiled_model_gives_the_records_of_an_eager_one_with_the_same_graphs
         recorded = graphs_of(lambda: way(make(), backend="eager"))
     with recording(capture="inputs,outputs") as eager:
         run(make())
-    assert recorded == bare or not TORCH_AT_LEAST_2_13
+    assert recorded == bare
     assert len(eager.records) == 3 * 10 * 2
     assert_same_records(sink.records, eager.records)
 
@@ -274,9 +273,7 @@ def test_an_output_without_a_gradient_loses_nothing(
         net = torch.compile(TwoOutputs(), fullgraph=True, backend="aot_eager")
         for _ in range(2):
             net(X)[0].sum().backward()
-    # older torch compiles the hook of the root into the graph, which hides all gradients
-    outside = 2 if TORCH_AT_LEAST_2_13 else 0
-    assert sink.rows("tensor", phase="backward") == ["grad[0]"] * outside
+    assert sink.rows("tensor", phase="backward") == ["grad[0]"] * 2
     assert "was not recorded" not in capfd.readouterr().err
 
 
@@ -300,11 +297,7 @@ def test_a_compiled_backward_pass_keeps_its_graphs(
         assert graphs_of(train) == bare
     assert Counter(sink.rows("phase")) == {"forward": 20}
     said = capfd.readouterr().err
-    # where older torch traces the outermost module's hooks too, no hook on a gradient is left to be
-    # hidden
-    assert said.count("gradients inside a compiled backward pass are not recorded") == (
-        TORCH_AT_LEAST_2_13 or not compiled
-    )
+    assert said.count("gradients inside a compiled backward pass are not recorded") == 1
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
@@ -325,7 +318,7 @@ def test_what_a_checkpoint_recomputes_is_labelled_and_not_counted_as_forward(
 
     bare = graphs_of(lambda: train(compiled_blocks))
     with recording() as sink:
-        assert graphs_of(lambda: train(compiled_blocks)) == bare or not TORCH_AT_LEAST_2_13
+        assert graphs_of(lambda: train(compiled_blocks)) == bare
     by_key(sink.records)
     assert Counter(sink.rows("step", "call", phase="forward")) == {(0, 0): 10, (1, 0): 10}
     again = [r for r in sink.records if r.phase == "recompute"]
@@ -389,7 +382,7 @@ def test_every_other_layer_of_one_class(way) -> None:
     assert Counter(sink.rows("module")) == expected
     if way is not regional:
         assert graphs == bare
-    elif TORCH_AT_LEAST_2_13:  # one for the blocks with hooks inside, one for those without
+    else:  # one for the blocks with hooks inside, one for those without
         assert graphs == (bare[0] + 1, 0)
 
 
@@ -415,7 +408,7 @@ def test_a_change_of_step_makes_no_new_graph(way) -> None:
 
     bare = graphs_of(work)
     with recording(steps="*/5", capture="inputs,outputs") as sink:
-        assert graphs_of(work) == bare or not TORCH_AT_LEAST_2_13
+        assert graphs_of(work) == bare
     assert sorted(set(sink.rows("step"))) == [0, 5, 10]
     assert len(sink.records) == 3 * 20
 
@@ -500,9 +493,7 @@ def test_structured_values_have_the_labels_of_an_eager_run_and_one_operator_a_ca
     assert labels == {
         "in[0]", "in.masks.keep", "in.masks.unused", "out.result.hidden", "out.result.extra.twice[0]",
     }  # fmt: skip
-    assert operators == [
-        2 * (12 - TORCH_AT_LEAST_2_13)
-    ]  # newer torch runs the outermost module's own hooks outside of the graph
+    assert operators == [2 * 11]  # the outermost module's own hooks run outside of the graph
 
 
 def test_a_compiled_part_of_an_eager_loop() -> None:
@@ -533,7 +524,6 @@ def test_blocks_that_ran_before_they_were_compiled_go_on() -> None:
     assert_same_records(sink.records, eager.records)
 
 
-@pytest.mark.skipif(not TORCH_AT_LEAST_2_13, reason="comparisons are tested on newer torch only")
 @pytest.mark.parametrize("way", [whole, regional, of_a_function], ids=lambda way: way.__name__)
 def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager_ones(way) -> None:
     with recording(capture="parity") as sink:
@@ -572,7 +562,6 @@ def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager
             assert (None if r.position.parent is None else entered[r.position.parent]) == holder
 
 
-@pytest.mark.skipif(not TORCH_AT_LEAST_2_13, reason="comparisons are tested on newer torch only")
 def test_a_shared_module_has_its_name_in_the_compiled_block_that_calls_it() -> None:
     net = Net()
     for block in net.blocks:
@@ -605,9 +594,8 @@ def test_functional_transforms_compile_as_before(transform: str) -> None:
     with recording(capture="inputs,outputs") as sink:
         assert graphs_of(lambda: results.append(work())) == bare
     assert torch.equal(*results)
-    if TORCH_AT_LEAST_2_13:
-        assert len(sink.records) == 20
-        assert sink.rows("stats", module="", tensor="in[0]")[0]["shape"] == [2, 3]
+    assert len(sink.records) == 20
+    assert sink.rows("stats", module="", tensor="in[0]")[0]["shape"] == [2, 3]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -689,10 +677,8 @@ def test_stopping_leaves_the_compiler_as_it_was() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_exported_and_traced_programs_hold_nothing_of_ours() -> None:
     def texts(net: Net) -> list[str]:
-        # older torch traces an export as it does any compiled program
-        strict = (False, True) if TORCH_AT_LEAST_2_13 else ()
         return [
-            *(str(torch.export.export(net, (X,), strict=how).graph) for how in strict),
+            *(str(torch.export.export(net, (X,), strict=how).graph) for how in (False, True)),
             str(torch.fx.symbolic_trace(net).graph),
             str(torch.fx.experimental.proxy_tensor.make_fx(net)(X).graph),
             "\n".join(node.kind() for node in torch.jit.trace(net, X).inlined_graph.nodes()),
@@ -725,9 +711,6 @@ def test_a_run_of_compiled_code_in_which_no_model_was_seen_says_so(
     assert "no model was seen: what ran was compiled" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(
-    not TORCH_AT_LEAST_2_13, reason="older torch looks for the tag in its scheduler only"
-)
 def test_inductor_takes_no_record_into_a_cuda_graph() -> None:
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
     from torch.fx.experimental.proxy_tensor import make_fx

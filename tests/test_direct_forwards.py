@@ -21,13 +21,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from otel_torch import Cache, bootstrap
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import ListSink, recording
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.skipif(not TORCH_AT_LEAST_2_13, reason="documented: torch versions"),
-]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 

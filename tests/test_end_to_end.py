@@ -94,7 +94,9 @@ def test_a_generation_with_guidance_arrives_whole(tmp_path: Path) -> None:
         run_python(tmp_path, EXAMPLES / "quickstart.py", **receiver.environment("grpc"))
     on_disk = keys_on_disk(tmp_path / "run.jsonl")
     assert set(on_disk.values()) == {1}
-    assert keys_of_events(receiver.events()) == on_disk
+    # by default as log events, and not on the spans too
+    assert keys_of_events(of_logs(receiver)) == on_disk
+    assert not receiver.events()
     model = "WanTransformer3DModel"
     assert [key[3:6] for key in on_disk if key[:2] == (model, "")] == [
         (0, step, call) for step in range(5) for call in (0, 1)
@@ -126,12 +128,11 @@ def test_two_ranks_share_a_trace_and_write_a_recording_each(tmp_path: Path) -> N
     }
     for rank, path in enumerate(paths):
         events = [
-            event
-            for span in receiver.spans()
-            if span["resource"]["dl.rank"] == rank
-            for event in span["events"]
+            record["attributes"]
+            for record in receiver.log_records()
+            if record["resource"]["dl.rank"] == rank
         ]
-        assert keys_of_events(event["attributes"] for event in events) == keys_on_disk(path)
+        assert keys_of_events(events) == keys_on_disk(path)
 
 
 def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:

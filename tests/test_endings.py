@@ -140,7 +140,7 @@ def test_the_metadata_of_a_full_disk_says_the_end_and_the_loss(
         )
         code = f"run(10)\ntry:\n    exec({fill!r})\nexcept OSError: pass\n{FILLS_THE_DISK}"
     elif filled == "and the run is killed":
-        code = f"{FILLS_THE_DISK}; os._exit(0)"
+        code = f"{FILLS_THE_DISK}; os.kill(os.getpid(), signal.SIGKILL)"
     copy = run_on_small_disk(tmp_path, MODEL + code, size)
     stderr = (tmp_path / "stderr").read_text()
     assert "the recording ends here, the disk is full" in stderr

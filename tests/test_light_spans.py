@@ -527,7 +527,7 @@ print(len(spans()))
 def make(**settings: Any) -> tuple[LightTracer, InMemorySpanExporter, TracerProvider]:
     provider, exporter = TracerProvider(shutdown_on_exit=False, **settings), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    light = LightTracer.of(provider.get_tracer("t"), collects=False)
+    light = LightTracer.of(provider.get_tracer("t"))
     assert light is not None
     return light, exporter, provider
 
@@ -557,17 +557,14 @@ def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
 def test_another_sdk_or_another_kind_of_tracer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr(light_span, "_LAZY_PARTS", {})
-    assert LightTracer.of(provider.get_tracer("t"), collects=False) is None
-    assert LightTracer.of(trace.NoOpTracer(), collects=False) is None
-    assert LightTracer.of(object(), collects=False) is None
+    assert LightTracer.of(provider.get_tracer("t")) is None
+    assert LightTracer.of(trace.NoOpTracer()) is None
+    assert LightTracer.of(object()) is None
 
 
 def test_the_sdks_own_metrics_of_spans_need_its_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "true")
-    assert (
-        LightTracer.of(TracerProvider(shutdown_on_exit=False).get_tracer("t"), collects=False)
-        is None
-    )
+    assert LightTracer.of(TracerProvider(shutdown_on_exit=False).get_tracer("t")) is None
 
 
 def test_the_current_span_is_read_and_set_as_the_api_does() -> None:
@@ -605,7 +602,7 @@ def test_a_batch_processor_of_ones_own_is_called_by_its_on_end() -> None:
 
     provider = TracerProvider(shutdown_on_exit=False, span_limits=SpanLimits())
     provider.add_span_processor(Mine(InMemorySpanExporter()))
-    light = LightTracer.of(provider.get_tracer("t"), collects=False)
+    light = LightTracer.of(provider.get_tracer("t"))
     assert light is not None and light.enqueue is None and not light.can_wait
     closer = RegionCloser(Losses())
     span = light.start(

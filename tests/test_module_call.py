@@ -292,7 +292,6 @@ def test_records_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> 
         assert directly and modules.LEFT_TO_TORCH is module_call.LEFT_TO_TORCH
 
 
-@pytest.mark.skipif(not torch_private.TORCH_AT_LEAST_2_13, reason="documented: torch versions")
 def test_the_compiler_compiles_forwards_and_nothing_of_ours(sink: ListSink) -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

@@ -20,7 +20,6 @@ from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.containers import Containers
 from otel_torch.sources.module_names import class_name, named_modules
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import PROGRAMS, lines, metadata, recording, run_ranks
 
 X = torch.ones(2, 3)
@@ -110,9 +109,7 @@ def test_a_part_called_from_outside_is_a_forward_each_time() -> None:
 def test_forward_called_by_name_is_one_forward() -> None:
     with recording() as sink:
         Net().forward(X)
-    assert sink.rows("module", "step") == [
-        (name, 0) for name in (ALL if TORCH_AT_LEAST_2_13 else ALL[:-1])
-    ]
+    assert sink.rows("module", "step") == [(name, 0) for name in ALL]
 
 
 def test_nothing_of_the_program_is_kept_alive() -> None:
@@ -636,3 +633,29 @@ def test_the_root_of_a_wide_sequential_is_found_in_linear_time(monkeypatch: pyte
         nn.Sequential(*(nn.ReLU() for _ in range(50)))(X)
     assert lookups["root_of"] < 5
     assert len(sink.rows("module")) == 51
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_a_model_that_holds_scripts_is_recorded_without_their_parts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Linear(3, 3)
+            self.script = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+            self.trace = torch.jit.trace(nn.Linear(3, 3), X)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.script(self.trace(self.plain(x)))  # type: ignore[no-any-return]
+
+    early = Holder()  # alive while recording starts
+    with recording() as sink:
+        early(X)
+        Holder()(X)
+    expected = [("Holder", "plain"), ("Holder", "trace"), ("Holder", "")]
+    ours = [row for row in sink.rows("model", "module") if row[0].startswith("Holder")]
+    assert ours == [*expected, *((f"{model}#2", module) for model, module in expected)]
+    printed = capfd.readouterr().err
+    assert "takes no hook and is not recorded" in printed and "AttributeError" not in printed

@@ -350,15 +350,6 @@ def test_an_error_inside_measuring_never_reaches_the_program(
     assert capfd.readouterr().err.count("boom in measuring") <= 4  # once for each kind of tensor
 
 
-def test_torch_leaving_its_fused_path_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    with recording():
-        net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 2).eval()
-        with torch.inference_mode():
-            net(torch.ones(1, 3, 8))
-            net(torch.ones(1, 3, 8))
-    assert capfd.readouterr().err.count("fused path of TransformerEncoderLayer") == 1
-
-
 def test_nothing_grows_over_many_steps_and_activations_die() -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

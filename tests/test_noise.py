@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters
 from transformers.modeling_outputs import CausalLMOutput
 
 from otel_torch.settings import Settings
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import PROGRAMS, lines, metadata, recording, run_python, run_ranks
 
 PROGRAM = PROGRAMS / "two_models_with_dropout.py"
@@ -288,7 +287,7 @@ def test_compiled_code_gets_none_and_says_so_without_another_graph(
     net[3].register_forward_pre_hook(lambda module, args: inside.append(args[0]))
     with recording(noise="1") as sink:
         last = net(x)
-    assert counters["stats"]["unique_graphs"] == graphs or not TORCH_AT_LEAST_2_13
+    assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
     assert torch.equal(inside[0], exact) and not torch.equal(
         last, net[3](exact)

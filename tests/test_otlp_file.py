@@ -99,7 +99,8 @@ def test_only_the_chosen_signals_are_written_and_a_process_that_records_nothing_
 
 
 def test_the_metadata_says_whose_they_are_and_how_they_ended(tmp_path: Path) -> None:
-    drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_TORCH_OTLP_FILE="otlp")
+    signals = {"OTEL_TORCH_SIGNALS": "spans,span_events"}
+    drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_TORCH_OTLP_FILE="otlp", **signals)
     actual = json.loads((tmp_path / "otlp" / "traces.meta.json").read_text())
     assert (actual["run_id"], actual["rank"], actual["signal"]) == ("test", 0, "traces")
     assert actual["ended_cleanly"] and actual["writing_ended"] is None

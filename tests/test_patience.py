@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torch.telemetry.patience import ANSWER_SHARE, Pace, Patience
+from otel_torch.telemetry.patience import ANSWER_SHARE, CONNECTED_SHARE, Pace, Patience
 
 
 class Clock:
@@ -101,6 +101,17 @@ def test_a_message_gets_its_share_from_when_the_connection_was_made(
     assert patience.waits_until(is_hopeless=False, connected=early) == closed + ANSWER_S
     late = closed + END_S - 1
     assert patience.waits_until(is_hopeless=False, connected=late) == closed + END_S
+
+
+def test_a_message_on_a_connection_gets_more_unless_an_earlier_one_failed(
+    patience: Patience, clock: Clock
+) -> None:
+    closed = end_program(patience, clock)
+    patience.begin()
+    until = patience.waits_until(is_hopeless=False, has_connected=True)
+    assert until == closed + CONNECTED_SHARE * END_S
+    until = patience.waits_until(is_hopeless=True, has_connected=True)
+    assert until == closed + ANSWER_S
 
 
 def test_a_disk_is_waited_for_until_the_deadline(clock: Clock) -> None:

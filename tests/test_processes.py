@@ -115,8 +115,8 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
     ),
     "SIGTERM while the device hangs": (
         """
-        import otel_torch.process.exit_hooks
-        otel_torch.process.exit_hooks.SIGTERM_S = 0.2
+        import otel_torch.process.sigterm
+        otel_torch.process.sigterm.SIGTERM_S = 0.2
         run(4)
         with otel_torch.session.current().recorder._lock:
             send(signal.SIGTERM)
@@ -126,16 +126,43 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
     "SIGTERM with the program's own handler": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); run(4); send(signal.SIGTERM)", 5, WHOLE_STEP, True,
     ),
-    "SIGTERM with a handler that calls the one before": (
+    "SIGTERM with a handler that restores the one before": (
         """
-        before = signal.signal(signal.SIGTERM, lambda *arguments: (print("mine", flush=True), before(*arguments)))
+        def handle(*_):
+            print("mine", flush=True)
+            signal.signal(signal.SIGTERM, before)
+            signal.raise_signal(signal.SIGTERM)
+
+        before = signal.signal(signal.SIGTERM, handle)
         run(4)
         send(signal.SIGTERM)
         """,
         -signal.SIGTERM, WHOLE_STEP, True,
     ),
     "SIGKILL in a forward": ("run(4); Between.action = lambda: send(signal.SIGKILL); run(1)", -signal.SIGKILL, WHOLE_STEP, False),
-    "os._exit": ("run(4); os._exit(3)", 3, WHOLE_STEP, False),
+    "os._exit": ("run(4); os._exit(3)", 3, WHOLE_STEP, True),
+    "os._exit in a forward": ("run(3); Between.action = lambda: os._exit(3); run(1)", 3, WHOLE_STEP[:1], True),
+    "os._exit while a thread is in a forward": (
+        """
+        run(3)
+        inside = threading.Event()
+        Between.action = lambda: (inside.set(), threading.Event().wait())
+        threading.Thread(target=run, args=[1], daemon=True).start()
+        inside.wait()
+        os._exit(3)
+        """,
+        3, WHOLE_STEP[:1], True,
+    ),
+    "os._exit while the device hangs": (
+        """
+        import otel_torch.bootstrap
+        otel_torch.bootstrap._LOCK_S = 0.2
+        run(4)
+        with otel_torch.session.current().recorder._lock:
+            os._exit(3)
+        """,
+        3, WHOLE_STEP, False,
+    ),
     "while a daemon thread is in a forward": (
         """
         run(3)
@@ -198,7 +225,7 @@ def test_what_ends_a_program_looks_as_it_always_does(ended: Callable[[str], Ende
     assert "ValueError: mine" in ended("an exception").stderr
     assert "ZeroDivisionError" in ended("an exception in a forward").stderr
     assert "KeyboardInterrupt" in ended("Ctrl-C in a forward").stderr
-    assert ended("SIGTERM with a handler that calls the one before").stdout == "mine\n"
+    assert ended("SIGTERM with a handler that restores the one before").stdout == "mine\n"
     for how in ("an exception in a forward", "Ctrl-C in a forward"):
         trace = ended(how).stderr
         assert (
@@ -281,7 +308,7 @@ def test_every_child_has_a_whole_recording_of_its_own(children: Ended, role: str
     first = 0 if role in ("spawn", "forkserver") else 1  # a forked child continues to count
     assert by_step(path) == whole_steps(first, first + 1)
     meta = metadata(path)
-    assert meta["ended_cleanly"] is (role != "os.fork and os._exit")
+    assert meta["ended_cleanly"]
     assert (meta["pid"], meta["rank"], meta["run_id"]) == (
         pid,
         0,

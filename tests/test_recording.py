@@ -113,7 +113,7 @@ def test_broken_metadata_is_a_warning(write, meta):
 @pytest.mark.parametrize(
     ("content", "where"),
     [
-        ("", "holds no record"),
+        ("", "is empty; nothing was written to it"),
         ("\n\n", "holds no record"),
         ("hello\n", "line 1 is not JSON"),
         ("hello", "line 1 is not JSON"),
@@ -125,7 +125,7 @@ def test_broken_metadata_is_a_warning(write, meta):
         (lines(ROW, {"resourceSpans": []}), "line 2 is not a record"),
         (lines({**ROW, "step": "0"}), "`step` is not an integer"),
         (lines({**ROW, "call": 1.5}), "`call` is not an integer"),
-        (b"\xff\xfe{}\n", "line 1 is not UTF-8"),
+        (b"\xff{}\n", "line 1 is not UTF-8"),
         (
             lines(ROW) + '{"module": "a", "tensor": "out", "step": ' + "9" * 10_000 + "}\n",
             "line 2 is not JSON",

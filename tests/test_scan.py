@@ -809,7 +809,7 @@ def test_the_cost_of_a_whole_run_and_a_disk_that_is_too_small(program, capsys, m
         "recording outputs, 1,000 forwards: 2,000 records, 64 kB of tensors read\n  JSONL " in shown
         and "!" not in shown
     )
-    assert "OTLP span events" in shown and "log events" not in shown
+    assert "OTLP log events" in shown and "span events" not in shown
     monkeypatch.setenv("OTEL_TORCH_MAX_BYTES", "100kB")
     monkeypatch.setenv("OTEL_TORCH_SIGNALS", "log_events")
     assert main(["scan", f"{program}:build", "--forwards", "1000"]) == 0

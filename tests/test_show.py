@@ -352,9 +352,86 @@ def test_columns_line_up_whatever_the_script():
     assert [escape(line) for line in lines] == ["module  max", "层        1", "block    20"]
 
 
-def test_a_folder_is_no_recording(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    from otel_torch.cli.main import main
+# -- folders
+# --------------------------------------------------------------------------------------------------
 
-    assert main(["show", "."]) == 2
-    assert capsys.readouterr().err == "otel_torch: .: Is a directory\n"
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Return a folder with the recordings of two ranks, and what else a run writes."""
+    folder = tmp_path / "ranks"
+    (folder / "inner").mkdir(parents=True)
+    losses = [row("", 3, tensor="loss", phase="train", mean=2.0)]
+    for number, rows in enumerate(([row(), *losses], [row("head", max="NaN"), *losses])):
+        path = folder / f"r.rank{number}.jsonl"
+        path.write_text("".join(json.dumps(shown_row) + "\n" for shown_row in rows))
+        meta = {"run_id": "r7", "rank": number, "world_size": 2, "ended_cleanly": not number}
+        path.with_suffix("").with_suffix(f".rank{number}.meta.json").write_text(json.dumps(meta))
+    (folder / "r.rank0.1.jsonl").write_text("an earlier run\n")
+    (folder / "traces.rank0.jsonl").write_text('{"resourceSpans": []}\n')
+    (folder / "metrics.jsonl").write_text('{"_step": 0, "loss": 1.0}\n')
+    return folder
+
+
+def test_a_folder_shows_its_recordings_and_all_of_them_in_a_table(ranks, capsys):
+    assert run(str(ranks)) == 0
+    out = capsys.readouterr().out
+    first, second, together = (out.index(f"{ranks}{name}: ") for name in (
+        "/r.rank0.jsonl", "/r.rank1.jsonl", "",
+    ))  # fmt: skip
+    assert first < second < together
+    assert "rank 1 of 2" in out[second:together] and "ended cleanly" in out[first:second]
+    heading, header, *lines = out[together:].splitlines()
+    assert heading == f"{ranks}: 2 recordings"
+    assert header.split()[:4] == ["recording", "rank", "steps", "loss"]
+    assert [line.split()[:7] for line in lines] == [
+        ["r.rank0.jsonl", "0", "0", "to", "3", "2", "1"],
+        ["r.rank1.jsonl", "1", "0", "to", "3", "2", "1"],
+    ]
+    assert "M head out" in lines[1] and "killed or still running" in lines[1]
+
+
+def test_the_options_of_show_take_a_folder(ranks, tmp_path, capsys):
+    assert run(str(ranks), "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["schema"], shown["recording"]) == ("otel_torch.show/1", str(ranks))
+    assert [rank["meta"]["rank"] for rank in shown["ranks"]] == [0, 1]
+    assert run(str(ranks), "--step", "0") == 0
+    assert run(str(ranks), "--html", str(tmp_path / "page.html")) == 0
+    capsys.readouterr()
+    assert run(str(ranks), "--module", "head") == 0
+    captured = capsys.readouterr()
+    assert "head" in captured.out and "block" not in captured.out
+    assert captured.err == f"otel_torch: {ranks}: nothing is selected in 1 of its 2 recordings\n"
+    assert run(str(ranks), "--module", "none") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "none of its 1 records is selected" in line
+    assert run(str(ranks), "--chrome-trace", str(tmp_path / "a.json")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "draws one recording: give one of" in line and "r.rank1.jsonl" in line
+
+
+def test_a_rank_that_cannot_be_read_does_not_hide_the_others(ranks, capsys):
+    (ranks / "r.rank2.jsonl").write_text('{"module": "a", "tensor": "out", "step": "x"}\n')
+    assert run(str(ranks)) == 2
+    captured = capsys.readouterr()
+    assert "rank 1 of 2" in captured.out and f"{ranks}: 2 recordings" in captured.out
+    (line,) = captured.err.splitlines()
+    assert "r.rank2.jsonl: line 1 is not a record: `step`" in line
+
+
+def test_a_folder_of_one_recording_is_that_recording(ranks, capsys):
+    (ranks / "r.rank1.jsonl").unlink()
+    assert run(str(ranks)) == 0
+    out = capsys.readouterr().out
+    assert run(str(ranks / "r.rank0.jsonl")) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_a_folder_without_recordings_says_where_there_are_some(ranks, tmp_path, capsys):
+    assert run(str(tmp_path)) == 2
+    assert capsys.readouterr().err == (
+        f"otel_torch: {tmp_path}: holds no recording (*.jsonl); {ranks} holds some\n"
+    )
+    assert run(str(ranks / "inner")) == 2
+    assert capsys.readouterr().err == f"otel_torch: {ranks}/inner: holds no recording (*.jsonl)\n"

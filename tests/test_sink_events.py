@@ -53,3 +53,32 @@ assert get_logger_provider() is provider
         {"service.name": "the program"},
         "torch.module.activation",
     )
+
+
+TRACER_PROVIDER = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+trace.set_tracer_provider(TracerProvider())
+run_step(0, [record()])
+run_step(1, [record(step=1)])
+finish()
+"""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},  # the program has a tracer provider, but none for logs
+        {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"},
+    ],
+)
+def test_log_events_that_nothing_takes_are_reported_once(tmp_path, variables):
+    done = drive(tmp_path, TRACER_PROVIDER, **variables)
+    (line,) = [line for line in done.stderr.splitlines() if "activations are not sent" in line]
+    assert line.endswith("set OTEL_TORCH_SIGNALS=spans,span_events")
+
+
+@pytest.mark.parametrize("signals", ["spans,metrics", "spans,span_events,log_events"])
+def test_spans_without_log_events_are_no_reason_for_a_message(tmp_path, signals):
+    done = drive(tmp_path, TRACER_PROVIDER, OTEL_TORCH_SIGNALS=signals)
+    assert "activations are not sent" not in done.stderr

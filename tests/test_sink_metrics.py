@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from otel_torch.records import Losses
+from otel_torch.telemetry import self_observation
+from otel_torch.telemetry.queue_items import iterate_metrics
 from tests.otlp_receiver import Receiver
 from tests.telemetry_support import drive
 
@@ -129,6 +134,64 @@ finish()
     )
 
 
+def test_losses_have_the_names_of_the_conventions_too(tmp_path, receiver):
+    with Receiver("refuse") as refusing:
+        drive(tmp_path, """
+for step in range(2): run_step(step, [record(f"layer.{n}", step) for n in range(5)])
+recorder.drain(30)
+finish()
+""", **receiver.environment("http"),
+              OTEL_EXPORTER_OTLP_LOGS_ENDPOINT=f"{refusing.http_endpoint}/v1/logs")  # fmt: skip
+    (ours,) = receiver.metric_points("otel_torch.records.dropped")[-1:]
+    assert (ours["value"], ours["attributes"]) == (10, {"what": "log_event", "reason": "refused"})
+    found = {
+        (point["name"], point["attributes"].get("error.type")): (point["value"], point["unit"])
+        for point in receiver.metric_points()
+        if point["name"].startswith("otel.sdk.")
+    }
+    # spans and points arrived, so nothing is said of them
+    assert found == {("otel.sdk.exporter.log.exported", "refused"): (10, "{log_record}")}
+
+
+def test_what_was_passed_to_the_exporter_was_processed():
+    losses, reader = Losses(), InMemoryMetricReader()
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("tests")
+    self_observation.create_counters(meter, losses, lambda: {"span": 5, "log_event": 7})
+    assert reader.get_metrics_data() is None
+    losses.count("span", "queue_full", 2)
+    losses.count("span", "rejected", 3)
+    losses.count("metric_point", "shutdown", 4)
+    losses.count("log_event", "no such reason", 1)
+    losses.count("span_event", "refused", 1)
+    losses.count("record", "disk", 1)
+    found = {
+        (metric.name, point.attributes.get("error.type")): point.value
+        for metric in iterate_metrics(reader.get_metrics_data())
+        for point in metric.data.data_points
+    }
+    assert found == {
+        ("otel.sdk.processor.span.processed", "queue_full"): 2,
+        ("otel.sdk.processor.span.processed", None): 5 + 3,
+        ("otel.sdk.exporter.span.exported", "rejected"): 3,
+        ("otel.sdk.exporter.span.exported", None): 5,
+        ("otel.sdk.exporter.metric_data_point.exported", "shutdown"): 4,
+    }
+
+
+def test_every_metric_of_the_conventions_exists_with_its_unit():
+    from opentelemetry.semconv._incubating.metrics import otel_metrics
+
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("tests")
+    for name, (unit, _, _) in self_observation.METRICS.items():
+        create = getattr(otel_metrics, f"create_{name.replace('.', '_')}")
+        create(meter).add(1)
+        (metric,) = [
+            metric for metric in iterate_metrics(reader.get_metrics_data()) if metric.name == name
+        ]
+        assert metric.unit == unit
+
+
 def test_auto_goes_on_without_the_label_where_it_would_take_too_many_series(tmp_path, receiver):
     done = drive(tmp_path, """
 for step in range(10):
@@ -145,26 +208,31 @@ finish()
     assert "lost" not in done.stderr
 
 
-def test_the_programs_own_meter_provider_is_used_and_its_limit_is_said(tmp_path, receiver):
+@pytest.mark.parametrize("views", ["[]", "[View(instrument_name='mine', name='yours')]"])
+def test_the_programs_own_meter_provider_is_used_and_its_limit_is_said(tmp_path, receiver, views):
+    """With views it has to make the metrics itself; else our queue sends what it would send."""
     done = drive(tmp_path, """
 from opentelemetry import metrics
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import View
 from opentelemetry.sdk.resources import Resource
 reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=os.environ["PROGRAM"]), export_interval_millis=3600_000)
-provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}))
+provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}), views=eval(os.environ["VIEWS"]))
 metrics.set_meter_provider(provider)
 for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
 finish()
 assert metrics.get_meter_provider() is provider
-""", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
-    assert values(receiver)[-1] == ("layer", None, 2.0)
+if provider._sdk_config.views: provider.shutdown()
+""", PROGRAM=receiver.grpc_endpoint, VIEWS=views)  # fmt: skip
+    sent = [value for *_, value in values(receiver)]
+    assert sent == [2.0] if views != "[]" else [0.0, 1.0, 2.0]
     assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
     assert {point["resource"]["service.name"] for point in receiver.metric_points()} == {
         "the program"
     }
-    assert "only the last value" in done.stderr
+    assert ("only the last value" in done.stderr) is (views != "[]")
 
 
 def test_series_are_found_and_counted_in_the_thread_that_sends(tmp_path, receiver):

@@ -8,6 +8,9 @@ from tests.otlp_receiver import Receiver
 from tests.support import run_python
 from tests.telemetry_support import drive
 
+# activations as events of spans, which are not the default
+SPAN_EVENTS = {"OTEL_TORCH_SIGNALS": "spans,span_events,metrics"}
+
 
 @pytest.fixture
 def receiver():
@@ -37,7 +40,7 @@ region.end_ns = 4_000
 recorder.close(region)
 run_step(3, [record(step=3, mean=0.5, shape=[2], dtype="float32")])
 finish()
-""", **receiver.environment(protocol))  # fmt: skip
+""", **SPAN_EVENTS, **receiver.environment(protocol))  # fmt: skip
     assert parents(receiver) == {
         "torch.run": "", "fastvideo.region::outer": "torch.run", "Decode": "fastvideo.region::outer", "torch.step": "torch.run",
     }  # fmt: skip
@@ -85,6 +88,7 @@ def test_more_events_than_a_span_usually_keeps_all_arrive(tmp_path, receiver):
     drive(
         tmp_path,
         "run_step(0, [record(f'layer.{n}') for n in range(5000)]); finish()",
+        **SPAN_EVENTS,
         **receiver.environment(),
     )
     assert sorted(event["torch.module"] for event in receiver.events()) == sorted(
@@ -218,7 +222,7 @@ for step in range(12):
     run_step(step, [record(f"blocks.{n}.attention", step) for n in range(1000)], bounded=True)
 run_step(12, [record(f"blocks.{n}.attention", 12) for n in range(12000)], bounded=True)
 finish(60)
-""", **receiver.environment())  # fmt: skip
+""", **SPAN_EVENTS, **receiver.environment())  # fmt: skip
     sizes: dict[str, int] = {}
     for request in receiver.requests["traces"]:
         for resource in request.resource_spans:
@@ -304,7 +308,7 @@ finish()
 print(trace.get_tracer_provider() is provider)
 with tracer.start_as_current_span("after the end"):
     pass
-""", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
+""", PROGRAM=receiver.grpc_endpoint, **SPAN_EVENTS)  # fmt: skip
     assert done.stdout.strip() == "True"
     nested = parents(receiver)
     assert nested["torch.step"] == nested["fastvideo.region::r"] == "program"
@@ -337,7 +341,7 @@ def test_a_provider_of_the_program_gets_even_the_spans_that_end_with_the_program
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters())
 model(torch.ones(1, 2)).sum().backward()  # the step is never ended
-""", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
+""", PROGRAM=receiver.grpc_endpoint, **SPAN_EVENTS)  # fmt: skip
     (step,) = receiver.spans("torch.step")
     assert [event["attributes"]["torch.tensor"] for event in step["events"]] == ["out"]
     assert receiver.spans("torch.run")

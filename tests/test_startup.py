@@ -26,18 +26,16 @@ ROOT = pathlib.Path(otel_torch.__file__).parents[1]
 BOOTSTRAP = """
 import os, sys
 
+started = False
+
 def start_from_env():
+    global started
+    if started:
+        return
+    started = True
     torch = sys.modules.get("torch")
     with open(os.environ["CALLS"], "a") as calls:
         calls.write(f"{os.getpid()} {getattr(torch, 'loaded', False)} {os.environ['OTEL_TORCH_RUN_ID']}\\n")
-
-started = False
-
-def start(**settings):
-    global started
-    if not started:
-        start_from_env()
-    started = True
 
 def stop():
     global started
@@ -118,6 +116,24 @@ def test_off_is_off(execute, with_file, word):
     """
     result = execute(with_file, program, **({} if word is None else {"OTEL_TORCH_ENABLED": word}))
     assert (result.stdout, result.stderr, result.calls) == ("[] False\n[]\n", "", [])
+
+
+@pytest.mark.parametrize("switch", [{}, {"OTEL_TORCH_ENABLED": "0"}])
+def test_the_line_of_the_start_up_file_does_nothing_but_read_the_environment(switch):
+    """As SECURITY.md says: it imports nothing, opens nothing and starts nothing."""
+    program = f"""
+        import os, sys
+        line = compile({(ROOT / "packaging" / "otel_torch.pth").read_text()!r}, "line", "exec")
+        seen, watching = [], False
+        sys.addaudithook(lambda event, details: seen.append((event, *details)) if watching else None)
+        watching = True
+        exec(line)
+        watching = False
+        print([event[:2] for event in seen if event[0] != "exec"])
+    """
+    command = [sys.executable, "-S", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, env=switch, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -387,9 +403,9 @@ def instrumented(tmp_path_factory):
     site = next((python.parents[1] / "lib").glob("python*/site-packages"))
     (site / "zz_others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     # metadata of a torch that satisfies the extra, and of ourselves
-    (site / "torch-2.9.0.dist-info").mkdir()
-    (site / "torch-2.9.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+    (site / "torch-2.12.0.dist-info").mkdir()
+    (site / "torch-2.12.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.12.0\n"
     )
     return python
 
@@ -435,6 +451,24 @@ def test_uninstrument_before_torch_means_nothing_happens(execute, instrumented):
     result = execute(instrumented, program)
     assert result.stdout == "False\n", result.stderr
     assert [call[0] == "stop" for call in result.calls] == [True, False]
+
+
+def test_settings_of_the_instrumentor_hold_for_processes_started_by_it_too(execute, instrumented):
+    program = """
+        import os, subprocess, sys
+        from otel_torch import OtelTorchInstrumentor
+        OtelTorchInstrumentor().instrument(steps=[0, 2], noise=False, modules=None)
+        child = "import os, torch; print(os.environ['OTEL_TORCH_STEPS'], os.environ['OTEL_TORCH_NOISE'])"
+        subprocess.run([sys.executable, "-E", "-c", child])
+        import torch
+        print(os.environ["OTEL_TORCH_MODULES"], flush=True)
+        OtelTorchInstrumentor().uninstrument()
+        print(os.environ["OTEL_TORCH_STEPS"], "OTEL_TORCH_NOISE" in os.environ)
+    """
+    before = {"OTEL_TORCH_STEPS": "7", "OTEL_TORCH_MODULES": "x"}
+    result = execute(instrumented, program, **ON, **before)
+    assert (result.stdout, result.stderr) == ("0,2 off\nx\n7 False\n", "")
+    assert [call[-1].startswith("run-") for call in result.calls] == [True, True, False]
 
 
 def test_without_contrib_the_instrumentor_says_what_to_install(execute, with_file):

@@ -378,10 +378,15 @@ finish()
 
 @pytest.mark.parametrize(
     ("signal", "name"),
-    [("OTEL_TRACES_EXPORTER", "torch.step"), ("OTEL_METRICS_EXPORTER", "activation.mean")],
+    [
+        ("OTEL_TRACES_EXPORTER", "torch.step"),
+        ("OTEL_METRICS_EXPORTER", "activation.mean"),
+        ("OTEL_LOGS_EXPORTER", "torch.stat.mean"),
+    ],
 )
 def test_the_console_exporter_works(tmp_path, signal, name):
-    done = drive(tmp_path, "run_step(0, [record()]); finish()", **{signal: "console"})
+    every = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
+    done = drive(tmp_path, "run_step(0, [record()]); finish()", **{signal: "console"}, **every)
     assert name in done.stdout and "torch.module.activation" in done.stdout
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 
 import pytest
 
+from tests.hostile_server import HostileServer, answers
 from tests.otlp_receiver import Receiver
 from tests.telemetry_support import drive
 
@@ -67,8 +69,8 @@ while time.monotonic() < deadline and not all(q.sent for q in queues):
 print([sorted(q.sent) for q in queues])
 os._exit(0)
 """, **receiver.environment())  # fmt: skip
-    assert "span_event" in done.stdout and "metric_point" in done.stdout
-    assert len(receiver.events()) == 1
+    assert "'log_event'" in done.stdout and "'metric_point'" in done.stdout
+    assert len(receiver.log_records()) == 1
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -124,8 +126,52 @@ print("ended")
 """, **receiver.environment(protocol))  # fmt: skip
     assert done.stdout.strip() == "ended"
     counts = lost(done)
-    assert counts["span_event", "unconfirmed"] == 1
+    assert counts["log_event", "unconfirmed"] == 1
     assert {reason for _, reason in counts} <= {"unconfirmed", "shutdown"}
+
+
+class SlowReceiver(Receiver):
+    """Answers after 2.3 s."""
+
+    def store(self, *request):
+        time.sleep(2.3)
+        super().store(*request)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_first_answer_that_takes_more_than_half_of_the_end_is_waited_for(tmp_path, protocol):
+    """The connection stands and the request is under way, so the collector may be slow, not dead."""
+    with SlowReceiver() as receiver:
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish(4)",
+            OTEL_TORCH_SIGNALS="log_events",
+            **receiver.environment(protocol),
+        )
+        assert (lost(done), len(receiver.log_records())) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "path", "is_said"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/logs", "takes no signal path: leave out its /v1/logs"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/traces/", "signal path: leave out its /v1/traces"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "", "its address has to end in /v1/logs"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "/v1/logs", "give it a pipeline"),
+    ],
+)
+def test_a_path_that_no_receiver_has_is_explained(tmp_path, variable, path, is_said):
+    with HostileServer(answers("404 Not Found")) as server:
+        variables = server.environment | {variable: server.endpoint + path}
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish()",
+            OTEL_TORCH_SIGNALS="log_events",
+            **variables,
+        )
+    assert is_said in done.stderr
+    assert ("pipeline" in done.stderr) is ("pipeline" in is_said)
+    assert lost(done) == {("log_event", "refused"): 1}
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -177,14 +223,14 @@ def test_a_tls_mismatch_is_explained(tmp_path, protocol):
         done = drive(tmp_path, "run_step(0, [record()]); finish(1.8)", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
                      OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
     assert "does not use TLS" in done.stderr or "TLS handshake" in done.stderr
-    assert lost(done)["span_event", "refused"] == 1
+    assert lost(done)["log_event", "refused"] == 1
 
 
 def test_compression_and_headers_of_the_standard_variables_are_used(tmp_path):
     with Receiver() as receiver:
         drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
               OTEL_EXPORTER_OTLP_HEADERS="x-team=video", **receiver.environment("http"))  # fmt: skip
-    assert len(receiver.events()) == 1
+    assert len(receiver.log_records()) == 1
     assert {(headers["content-encoding"], headers["x-team"]) for headers in receiver.headers} == {
         ("gzip", "video")
     }
@@ -205,6 +251,7 @@ def test_a_full_queue_drops_the_new_and_counts_them():
 
     class Stuck:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return [item], 10
@@ -252,6 +299,7 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
 
     class Small:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return [item], 10
@@ -297,7 +345,8 @@ if child == 0:
 os.waitpid(child, 0)
 finish()
 """, **receiver.environment(protocol))  # fmt: skip
-    assert sorted(event["torch.module"] for event in receiver.events()) == ["child", "parent"]
+    modules = [record["attributes"]["torch.module"] for record in receiver.log_records()]
+    assert sorted(modules) == ["child", "parent"]
     assert len({span["resource"]["process.pid"] for span in receiver.spans("torch.run")}) == 2
     assert (
         len({span["resource"]["service.instance.id"] for span in receiver.spans("torch.run")}) == 2
@@ -351,6 +400,7 @@ def queue_with(encoded, send=None, **options):
 
     class Sender:
         connected_at = 0.0
+        has_connected = False
 
         def encode(self, item):
             return list(item.encode()), encoded(item)

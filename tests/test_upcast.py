@@ -67,7 +67,6 @@ def test_a_forward_that_raises_ends_the_mode(tmp_path: Path) -> None:
     assert printed[0] == "torch.float32"
 
 
-@pytest.mark.skipif(not torch_private.TORCH_AT_LEAST_2_13, reason="documented: torch versions")
 def test_a_forward_that_the_program_calls_ends_the_mode() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2))
     with recording(upcast="float64"):

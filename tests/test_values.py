@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from otel_torch.sources.values import unwalked_class, walk, walk_inputs
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 
 T = torch.ones(2)
 
@@ -258,7 +257,5 @@ def test_a_compiler_traces_it_into_one_graph(wrap):
     eager = wrap(T)
     torch.compile(torch.nn.Sequential(model), fullgraph=True, backend="eager")(T)
     expected = labels(eager)
-    if isinstance(eager, Items | Plain) and not TORCH_AT_LEAST_2_13:
-        expected = []  # older compilers cannot trace through an object's dict
     assert hook.seen.tolist()[: len(expected)] == [4.0 + len(label) for label in expected]
     assert not hook.seen[len(expected) :].any()

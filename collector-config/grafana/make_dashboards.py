@@ -261,7 +261,8 @@ ACTIVATIONS = Board(
                         source="loki",
                     ),
                 ),
-                "With OTEL_TORCH_SIGNALS=…,log_events. Each event links to the trace of its step.",
+                "Needs log_events in OTEL_TORCH_SIGNALS, as by default. Each event links to the trace "
+                "of its step.",
                 width=24,
                 height=10,
             ),

@@ -28,6 +28,7 @@ from otel_torch.telemetry.answer import show_endpoint
 from otel_torch.telemetry.exporters import (
     CARRIERS,
     OTEL_SIGNALS,
+    exporters_by_signal,
     find_config_file,
     find_overridden,
     is_sdk_disabled,
@@ -79,6 +80,26 @@ def _describe_kernels(environ: Environ) -> str:
         return f"{cpu_kernel.describe()}; on a GPU: {gpu_kernel.try_out()}"
     except (ImportError, UnusableSelection) as error:
         return f"nothing: {error}"
+
+
+def find_ways(environ: Environ) -> Iterator[CheckResult]:
+    """Yield which way each part takes that relies on private names of torch or the SDK."""
+    from otel_torch import torch_private  # imports torch
+    from otel_torch.statistics import cpu_kernel
+    from otel_torch.telemetry.light_span import are_light_spans_made
+
+    kernel, ways = cpu_kernel.load(), torch_private.ways()
+    in_c = kernel is not None and kernel.objects is not None
+    calls = "in C" if in_c and ways[0].is_open else "in Python, 4 to 10 µs a call slower"
+    yield CheckResult("way", True if calls == "in C" else None, f"recorded calls: {calls}")
+    spans = "light" if are_light_spans_made() else "the SDK's, 4 times slower"
+    yield CheckResult("way", True if spans == "light" else None, f"spans of regions: {spans}")
+    known = ", ".join(way.purpose for way in ways if way.is_open)
+    yield CheckResult("way", True, f"torch is as known: {known}")
+    for way in ways:
+        if not way.is_open:
+            text = f"torch is not as known: {way.purpose}: {way.otherwise}"
+            yield CheckResult("way", None, text)
 
 
 def find_switch(environ: Environ) -> Iterator[CheckResult]:
@@ -220,6 +241,15 @@ def find_endpoints(environ: Environ) -> Iterator[CheckResult]:
         return
     for signal in OTEL_SIGNALS:
         yield CheckResult("export", None, f"{signal}: {_describe_destination(signal, environ)}")
+    settings = _usable_settings(environ)
+    signals = settings.signals if settings is not None else ()
+    if exporters_by_signal(environ) and "log_events" in signals and "span_events" not in signals:
+        yield CheckResult(
+            "export",
+            None,
+            "activations: with the logs, which Jaeger does not store; "
+            "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events",
+        )
 
 
 def _check_config_file(file: str) -> CheckResult:
@@ -268,6 +298,7 @@ def find_delivery(environ: Environ) -> Iterator[CheckResult]:
 
 CHECKS: tuple[Callable[[Environ], Iterator[CheckResult]], ...] = (
     find_versions,
+    find_ways,
     find_switch,
     find_settings,
     find_recording,

@@ -7,16 +7,16 @@ traceback.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from argparse import PARSER, REMAINDER
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from otel_torch import __version__
 from otel_torch.process.console import say
+from otel_torch.startup import keep_off
 
 # name -> (module with `add_arguments(parser)` and `run(arguments) -> exit status`, description)
 COMMANDS = {
@@ -51,8 +51,8 @@ class _Parser(argparse.ArgumentParser):
             option = word.partition("=")[0]
             known = self._option_string_actions
             if option.startswith("--") and not any(name.startswith(option) for name in known):
-                similar = difflib.get_close_matches(option, known, 1)
-                hint = f"; did you mean {similar[0]}?" if similar else ""
+                meant = _find_misspelled(option, known)
+                hint = f"; did you mean {meant}?" if meant else ""
                 self.error(f"unrecognized arguments: {option}{hint}")
         return super().parse_known_args(args, namespace)
 
@@ -80,12 +80,36 @@ def make_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _find_misspelled(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that differs from a word by one slip of the keys, if any.
+
+    A looser measure offers other words: `report` is closer to `import` than `rn` is to `run`.
+
+    >>> _find_misspelled("wacth", COMMANDS), _find_misspelled("report", COMMANDS)
+    ('watch', None)
+    """
+    return next((name for name in names if _is_one_slip(word, name)), None)
+
+
+def _is_one_slip(word: str, name: str) -> bool:
+    """Return whether a letter is missing, added or wrong, or two neighbors are exchanged."""
+    word, name = _drop_common_start(word, name)
+    word, name = _drop_common_start(word[::-1], name[::-1])
+    return max(len(word), len(name)) <= 1 or (len(word) == 2 and word == name[::-1])
+
+
+def _drop_common_start(word: str, name: str) -> tuple[str, str]:
+    while word and name and word[0] == name[0]:
+        word, name = word[1:], name[1:]
+    return word, name
+
+
 def _check_command(chosen: str | None) -> None:
     """Raise BadInput for a command that does not exist, with the one that was probably meant."""
     if chosen is None or chosen in COMMANDS:
         return
-    similar = difflib.get_close_matches(chosen, COMMANDS, 1)
-    hint = f"did you mean {similar[0]}?" if similar else f"choose from {', '.join(COMMANDS)}"
+    meant = _find_misspelled(chosen, COMMANDS)
+    hint = f"did you mean {meant}?" if meant else f"choose from {', '.join(COMMANDS)}"
     raise BadInput(f"invalid choice: {chosen!r}; {hint}")
 
 
@@ -95,7 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: By default those of the process.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        keep_off()  # this process is the command, and no program to record
+        arguments = sys.argv[1:]
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
         _check_command(chosen)

@@ -1,4 +1,4 @@
-"""`otel-torch send`: delivers OTLP JSON lines to the endpoint of the standard variables."""
+"""`otel-torch send`: delivers OTLP JSON to the endpoint of the standard variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_rate(text: str) -> RateLimit:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `otel-torch send`."""
     parser.description = (
-        "Deliver OTLP JSON lines, written by OTEL_TORCH_OTLP_FILE or any file exporter, to the "
+        "Deliver OTLP JSON, written by OTEL_TORCH_OTLP_FILE or any file exporter, to the "
         "endpoint of the standard OTEL_EXPORTER_OTLP_* variables. What was acknowledged is stored "
         "beside each file and not sent again. Exit status: 0 all accepted, 1 something refused or "
         "not delivered, 2 bad input."

@@ -7,9 +7,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from otel_torch.process.console import say
+from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.recordings_folder import holds_none, recordings_in
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.writable import check_writable
 from otel_torch.settings import BadValue, NumberSet
@@ -22,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recordings",
         metavar="RECORDING",
         nargs="+",
-        help="a recording (.jsonl), or a trace of FastVideo; --html lays several on each other",
+        help="a recording (.jsonl), a folder with those of all ranks, or a trace of FastVideo; "
+        "--html lays several on each other",
     )
     parser.add_argument("--module", metavar="REGEX", help="only modules whose name matches")
     parser.add_argument(
@@ -83,16 +87,50 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json and (arguments.html or arguments.chrome_trace):
         say("--json prints, --html and --chrome-trace write files: ask for one of them")
         return 2
-    if len(arguments.recordings) > 1 and (not arguments.html or arguments.chrome_trace):
+    try:
+        paths = [path for name in arguments.recordings for path in _recordings_of(name)]
+    except RecordingError as error:
+        say(str(error))
+        return 2
+    is_folder = len(arguments.recordings) == 1 < len(paths)
+    if len(paths) > 1 and arguments.chrome_trace:
+        say(f"--chrome-trace draws one recording: give one of {', '.join(paths)}")
+        return 2
+    if len(paths) > 1 and not (arguments.html or is_folder):
         say("several recordings are shown on one page: give --html FILE, and no --chrome-trace")
         return 2
-    selections = [Selection(path, modules, steps) for path in arguments.recordings]
+    selections = [Selection(path, modules, steps) for path in paths]
     try:
         with Progress() as progress:
             return _show(arguments, selections, progress)
     except RecordingError as error:
         say(str(error))
         return 2
+
+
+def _recordings_of(name: str) -> list[str]:
+    """Return a recording, or those in a folder: run by run, as these began, in order of rank.
+
+    Raises:
+        RecordingError: The folder holds none.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return [name]
+    paths = recordings_in(folder)
+    if not paths:
+        raise RecordingError(holds_none(folder))
+    metadata = {path: read_metadata(path) for path in paths}
+    started: dict[Any, str] = {}  # run -> when its first rank did
+    for fields in metadata.values():
+        run_id, start = fields.get("run_id"), fields.get("start", "")
+        started[run_id] = min(start, started.get(run_id, start))
+
+    def place(path: Path) -> tuple[str, int, str]:
+        fields = metadata[path]
+        return started[fields.get("run_id")], fields.get("rank", 0), path.name
+
+    return [str(path) for path in sorted(paths, key=place)]
 
 
 def _parse_steps(text: str) -> NumberSet:
@@ -105,6 +143,10 @@ def _show(
     """Print or write what was requested; each renderer is imported only when it is used."""
     selection = selections[0]
     if not (arguments.html or arguments.chrome_trace):
+        if len(selections) > 1:
+            from otel_torch.show.overview_ranks import print_ranks
+
+            return print_ranks(arguments.recordings[0], selections, arguments.json, progress)
         from otel_torch.show.overview import print_overview
 
         return print_overview(selection, arguments.json, progress)

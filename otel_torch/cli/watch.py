@@ -15,6 +15,7 @@ from otel_torch.process.console import say
 from otel_torch.recording.input_file import NotReadable
 from otel_torch.recording.metadata import METADATA_SUFFIX
 from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.recordings_folder import holds_none, recordings_in
 from otel_torch.rendering.live_screen import LiveScreen
 from otel_torch.rendering.table import supports_color, terminal_size, write_line
 from otel_torch.show import live_ranks, live_view
@@ -60,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.once and not path.exists():
         say(f"{path}: does not exist")
         return 2
-    if arguments.once and path.is_dir() and not any(path.glob("*.jsonl")):
-        say(f"{path}: holds no recording (*.jsonl)")
+    if arguments.once and path.is_dir() and not recordings_in(path):
+        say(holds_none(path))
         return 2
     is_terminal = not arguments.json and terminal_size(sys.stdout) is not None
     has_screen = is_terminal and not arguments.once and os.environ.get("TERM") != "dumb"

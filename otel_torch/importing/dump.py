@@ -20,6 +20,7 @@ from otel_torch.importing.arrays import (
 )
 from otel_torch.importing.calls import DumpedCall, find_calls
 from otel_torch.importing.manifest import Entry, ManifestError, entries_of_keys, read_manifest
+from otel_torch.recording.file_kinds import MANIFEST, NPZ, OTHER_JSON, FileKind, refusal
 from otel_torch.recording.input_file import require_regular_file
 from otel_torch.records import PARAMETER_PHASES, Record, Statistic, TensorPosition
 from otel_torch.settings import PARITY_STATISTICS, Settings
@@ -63,9 +64,18 @@ class Dump:
             )
         with open(self._path, "rb") as file:
             is_archive = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
-        if is_archive:
-            return entries_of_keys(NpzFile(self._path).keys, self._path)
-        return read_manifest(self._path)
+        try:
+            if is_archive:
+                self._reject_other_kinds(NPZ)
+                return entries_of_keys(NpzFile(self._path).keys, self._path)
+            return read_manifest(self._path)
+        except ManifestError:
+            self._reject_other_kinds(MANIFEST, OTHER_JSON)
+            raise
+
+    def _reject_other_kinds(self, *taken: FileKind) -> None:
+        if line := refusal(self._path, *taken):
+            raise ManifestError(line) from None
 
     # -- files
 

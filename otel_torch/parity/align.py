@@ -26,6 +26,7 @@ from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.pair_roles import computed_roles, has_equal_sum, pair_roles
 from otel_torch.parity.parameter_names import pattern
+from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.rules import ORDER_BLIND, Floats, fused_errors
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import Basis, TensorPair
@@ -42,6 +43,7 @@ class Alignment:
     Attributes:
         calls: The reference's call -> the port's.
         partner: Likewise, in both directions.
+        folded: Pairs of modules of which one has others folded into it (see `folds`).
         uncalled: Calls without a partner, of paired modules.
         pairs: In the reference's order.
     """
@@ -56,6 +58,14 @@ class Alignment:
     )
     pairs: list[TensorPair] = field(default_factory=list)
     partner: dict[ModuleCall, ModuleCall] = field(default_factory=dict)
+    folded: set[tuple[ModulePath, ModulePath]] = field(default_factory=set)
+
+    def unequal_weights(self, reference: ModuleCall, port: ModuleCall) -> list[ParameterPair]:
+        """Return the parameters of two paired modules that should be equal and are not known to."""
+        modules = reference.module_path, port.module_path
+        if modules in self.folded:
+            return []
+        return [weight for weight in self.modules.weights.get(modules, ()) if not weight.equal]
 
     def further_calls(self) -> set[ModuleCall]:
         """Return the calls that one side makes more of than the other one, of the same module."""

@@ -33,6 +33,7 @@ from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import Judgment, MissingModule
 from otel_torch.parity.finding import ComparedPair, LogProbabilities, Report, UncomparedTensor
 from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
+from otel_torch.parity.folds import pair_folds
 from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, iterate_forwards
 from otel_torch.parity.judge import judge
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexchanged_slots
@@ -43,6 +44,8 @@ from otel_torch.parity.lower_precision import (
     describe_evened_out,
     find_outliers,
     lower_side,
+    outlier_finding,
+    outliers_among_rounded,
     quantized_dtype,
     rank_modules,
     tolerance_of,
@@ -59,6 +62,7 @@ from otel_torch.parity.outside_forward import (
 )
 from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.rank_processes import Progress
@@ -76,6 +80,8 @@ from otel_torch.parity.values import Comparer
 from otel_torch.recording.row_schema import RowRecord
 
 _PROGRESS_INTERVAL_S = 0.1
+# names that a warning lists
+_MOST_NAMES = 3
 
 
 def compare(
@@ -221,6 +227,7 @@ class _Comparison:
         self._updates = Updates(self._recordings)
         self._coverage = Coverage()
         self._quantized = quantized
+        self._outliers: list[ParameterPair] = []
         self._dtypes = Sides[set[str]](set(), set())
         self._log_probabilities: dict[str, LogProbabilities] = {}
         self.is_unrelated = False
@@ -265,6 +272,9 @@ class _Comparison:
             lambda recording: quantized_dtype(recording.parameters)
         )
         self._quantized = self._quantized or (bool(port) and not reference)
+        if not self._quantized and self._match.pairs_all_parameters():
+            self._outliers = outliers_among_rounded(self._match.parameters)
+            self._quantized = bool(self._outliers)
         if not self._quantized:
             return
         self._dtypes.port.add(port)
@@ -442,6 +452,7 @@ class _Comparison:
         programs = Sides(*map(build_program, rows, self._plans.sketches))
         comparer = self._comparer(programs, noise, parameters)
         alignment = align(*programs, self._match.modules, comparer)
+        pair_folds(alignment)
         if tokens := self._findings.tokens.get(reference.model):
             pair_handed_on_parts(alignment, tokens)
             pair_final_outputs(alignment)
@@ -549,7 +560,9 @@ class _Comparison:
             return
         if self._quantized:
             limit = self._tolerance.base(())
-            self._findings.faults += find_outliers(precision, report.compared, limit)
+            found = find_outliers(precision, report.compared, limit)
+            # what is computed with these may be hidden by what follows
+            self._findings.faults += found or map(outlier_finding, self._outliers[:1])
         elif (warning := describe_evened_out(precision)) is not None:
             self._warn(warning)
 
@@ -559,10 +572,21 @@ class _Comparison:
                 "no inputs were recorded, so a module named here may only pass on a wrong input: "
                 "record both programs with OTEL_TORCH_CAPTURE=parity"
             )
+        if self._outliers:
+            self._warn(
+                "most weights are off by about as much as each other, as if rounded to few bits, "
+                f"and {len(self._outliers)} by far more: compared as with --quantized"
+            )
         if not self._quantized and (rounded := count_rounded(self._match.parameters)):
             self._warn(
                 f"{rounded} weights are off by about as much as each other, as if rounded to few "
                 "bits: if the port is quantized on purpose, compare with --quantized"
+            )
+        if unjudged := sorted(self._findings.unjudged):
+            names = ", ".join(unjudged[:_MOST_NAMES]) + ", …" * (len(unjudged) > _MOST_NAMES)
+            self._warn(
+                f"{len(unjudged)} more weights differ ({names}): only wrong values are computed "
+                "with them, so that whether they are right is not known"
             )
         if self._findings.unsearched:
             self._warn(

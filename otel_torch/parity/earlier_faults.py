@@ -33,7 +33,11 @@ def find_own_weights(evidence: Evidence, first: TensorPair) -> Fault | None:
     reference, port = first.reference[0].call.parent, first.port[0].call.parent
     if reference is None or port is None:
         return None
-    weights = [pair for pair in evidence.unequal_weights(reference, port) if pair.error is not None]
+    weights = [
+        pair
+        for pair in evidence.alignment.unequal_weights(reference, port)
+        if pair.error is not None
+    ]
     if not weights:
         return None
     place = Location.of_module(reference.module_path, reference)

@@ -11,6 +11,7 @@ from otel_torch.parity.faults import Fault, Location, kind_of
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.rules import GROWTH
+from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
 
 # how closely a value of the port matches the reference's values: not at all, in the order of
@@ -50,6 +51,10 @@ class Evidence:
                     self._right_roles.add(role)
         legal = (pair.relation.error for pair in alignment.pairs if pair.is_right)
         self._largest_legal_error = max(filter(None, legal), default=0.0)
+        self._differing_kinds: set[object] | None = None
+        self._classes = Sides(alignment.reference, alignment.port).map(
+            lambda program: {call.module_path: call.cls for call in program.calls}
+        )
 
     # -- tensors of a call
 
@@ -115,18 +120,52 @@ class Evidence:
             self._match_levels[value] = level
         return level
 
-    # -- faults
+    # -- weights
 
-    def unequal_weights(self, reference: ModuleCall, port: ModuleCall) -> list[ParameterPair]:
-        """Return the parameters of two paired modules that are not known to be equal."""
-        modules = reference.module_path, port.module_path
-        weights = self.alignment.modules.weights.get(modules, ())
-        return [weight for weight in weights if not weight.equal]
+    def differs_in_all(self, weight: ParameterPair) -> bool:
+        """Return whether a weight differs in all blocks, or in all modules of one class.
+
+        Or it does in a block where what is computed with it is right.
+        """
+        if self._differing_kinds is None:
+            self._differing_kinds = self._find_differing_kinds()
+        return not self._differing_kinds.isdisjoint(self._kinds_of(weight))
+
+    def _find_differing_kinds(self) -> set[object]:
+        equal: dict[object, list[bool]] = {}
+        for weights in self.alignment.modules.weights.values():
+            for weight in weights:
+                for kind in self._kinds_of(weight):
+                    equal.setdefault(kind, []).append(weight.equal)
+        everywhere = {kind for kind, flags in equal.items() if len(flags) > 1 and not any(flags)}
+        return everywhere | {
+            self._kinds_of(weight)[0]
+            for pair in self.alignment.pairs
+            if pair.is_right and pair.is_output and pair.basis == "owner"
+            for weight in self.alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
+        }
+
+    def _kinds_of(self, weight: ParameterPair) -> list[object]:
+        """Return what names a weight in any block, and in any module of its class."""
+        parts = (*weight.reference, *weight.port)
+        kinds: list[object] = [tuple(pattern(part.full_name) for part in parts)]
+        reference, port = self._classes
+        classes = [
+            *(reference.get(part.module_path) for part in weight.reference),
+            *(port.get(part.module_path) for part in weight.port),
+        ]
+        if None not in classes:
+            kinds.append((*classes, *(part.name for part in parts)))
+        return kinds
+
+    # -- faults
 
     def fault_of(self, pair: TensorPair) -> Fault:
         """Return the fault that a wrong pair shows, where either program's value goes wrong."""
         reference, port = wrong_role(pair.reference, self.right), wrong_role(pair.port, self.right)
-        weights = self.unequal_weights(reference.call, port.call) if pair.is_output else []
+        weights = (
+            self.alignment.unequal_weights(reference.call, port.call) if pair.is_output else []
+        )
         if weights or self.is_wrong_from_right_inputs(pair):
             # even if the module returns its input, it is the module that is wrong
             locations = Location.of(reference), Location.of(port)

@@ -118,6 +118,13 @@ def _state_of_inputs(port: Location | None, alignment: Alignment) -> Before:
 
 def _explain_weights(fault: Fault, alignment: Alignment) -> str:
     names = ", ".join(sorted({part.full_name for pair in fault.weights for part in pair.port}))
+    reader = None if fault.port is None else fault.port.call
+    if reader is not None and fault.port is not None and reader.module_path != fault.port.module:
+        return (
+            f"{_module_name(fault.port)} was loaded with other weights than the reference "
+            f"({names}). The code of {reader.module or reader.model}, which is the first to make "
+            "a wrong tensor, can read them without calling the module."
+        )
     state = _inputs_state(fault.port, alignment)
     return (
         f"{_module_name(fault.port)} was loaded with other weights than the reference ({names}). "

@@ -55,13 +55,15 @@ class Fault:
 @dataclass(slots=True)
 class Judgment:
     """faults: The first one first, then independent ones. healed: Mismatches without consequence.
-    wrong: All other mismatches.
+    wrong: All other mismatches. unjudged: Names of the port's weights that differ, as all of their
+    kind do, and that only wrong values are computed with.
     """
 
     diverged: bool
     faults: list[Fault] = field(default_factory=list)
     healed: list[TensorPair] = field(default_factory=list)
     wrong: list[TensorPair] = field(default_factory=list)
+    unjudged: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

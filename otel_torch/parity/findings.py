@@ -49,6 +49,7 @@ class Findings:
         searched: Wrong forwards analysed after the first fault.
         unsearched: Wrong forwards that were not.
         tokens: By the reference's model, where forwards were aligned by tokens.
+        unjudged: Weights of the port that differ, and that only wrong values are computed with.
     """
 
     def __init__(self, isolated: bool) -> None:
@@ -59,6 +60,7 @@ class Findings:
         self.suspects: set[str] = set()
         self.searched = self.unsearched = 0
         self.tokens: dict[str, list[MatchedToken]] = {}
+        self.unjudged: set[str] = set()
         self._isolated = isolated
         self._loops: Sides[int | None] | None = None
         self._is_first_forward = True
@@ -107,6 +109,7 @@ class Findings:
             for pair in judgment.healed:
                 self.add_healed(_finding(_fault_of(pair), _HEALED))
             return forward
+        self.unjudged |= judgment.unjudged
         if not self.faults and judgment.faults:
             path = path_to(judgment.faults[0], alignment)
             self.path = [forward.make(alignment.pairs.index(pair), True) for pair in path]
@@ -179,18 +182,24 @@ class Findings:
             f"{reference.full_name or 'a parameter'} is {reference.row.get('dtype')} in the "
             f"reference and {port.row.get('dtype')} in the port"
         )
-        finding = Finding(
-            *(reference.model, reference.module, f"param.{reference.name}", 0, 0, 0, "attach"),
-            *(port.model, port.module, f"param.{port.name}", 0, 0, 0),
-            rank=None,
-            side="parameter",
-            port_side="parameter",
-            kind="dtype",
-            error=pair.error,
-            floor=tolerance.of_parameters([*pair.reference, *pair.port]),
-            explanation=text,
-        )
-        self.harmless.append(finding)
+        limit = tolerance.of_parameters([*pair.reference, *pair.port])
+        self.harmless.append(parameter_finding(pair, "dtype", limit, text))
+
+
+def parameter_finding(pair: ParameterPair, kind: Kind, limit: float, explanation: str) -> Finding:
+    """Return the finding of two parameters, whatever is computed with them."""
+    reference, port = pair.reference[0], pair.port[0]
+    return Finding(
+        *(reference.model, reference.module, f"param.{reference.name}", 0, 0, 0, "attach"),
+        *(port.model, port.module, f"param.{port.name}", 0, 0, 0),
+        rank=None,
+        side="parameter",
+        port_side="parameter",
+        kind=kind,
+        error=pair.error,
+        floor=limit,
+        explanation=explanation,
+    )
 
 
 def healed_finding(pair: ComparedPair) -> Finding:

@@ -17,7 +17,7 @@ from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.token_norms import have_equal_token_norms
 
 # how many of the next tensors are searched for a value that is made later
-_LOOKAHEAD = 4
+LOOKAHEAD = 4
 
 
 def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
@@ -137,7 +137,7 @@ def _is_made_later(evidence: Evidence, pair: TensorPair) -> bool:
         candidate.value is not pair.port[0].value
         and candidate.value.birth is candidate
         and evidence.comparer.is_equal(expected, candidate.value)
-        for candidate in islice(_tensors_after(call), _LOOKAHEAD)
+        for candidate in islice(tensors_after(call), LOOKAHEAD)
     )
 
 
@@ -151,10 +151,10 @@ def _is_made_early(evidence: Evidence, pair: TensorPair) -> bool:
         return False
     if evidence.alignment.partner.get(births[0].call) is not births[1].call:
         return False  # another module's output, which was taken by mistake
-    made = (role.value for role in _tensors_after(births[0].call) if role.value.birth is role)
+    made = (role.value for role in tensors_after(births[0].call) if role.value.birth is role)
     is_made = any(
         expected in evidence.right and evidence.comparer.is_equal(expected, value)
-        for expected in islice(made, _LOOKAHEAD)
+        for expected in islice(made, LOOKAHEAD)
     )
     return is_made and not _fails_in_use(evidence, pair.port[0])
 
@@ -280,7 +280,7 @@ def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:
     return later.parent is call.parent and bool(later.children) and later.entered >= call.exited
 
 
-def _tensors_after(call: ModuleCall) -> Iterator[Role]:
+def tensors_after(call: ModuleCall) -> Iterator[Role]:
     """Yield the tensors of what the same module calls afterwards, and then its outputs."""
     if call.parent is None:
         return
@@ -302,11 +302,29 @@ def _fails_in_use(evidence: Evidence, role: Role) -> bool:
     )
 
 
-# rules for steps that a program takes in a module where the other one takes them in code
+def _is_folded_into_users(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether a module lacks a part of its weights that the modules which take its output
+    have in theirs: these return right outputs.
+    """
+    alignment = evidence.alignment
+    calls = pair.reference[0].call, pair.port[0].call
+    if not pair.is_output or not pair.is_single or not alignment.unequal_weights(*calls):
+        return False
+    users = [use.call for use in pair.port[0].value.roles if use.side == "input"]
+    return bool(users) and all(
+        user in alignment.partner
+        and bool(alignment.unequal_weights(alignment.partner[user], user))
+        and all(output.is_right for output in evidence.output_pairs(user))
+        for user in users
+    )
+
+
+# rules for steps that a program takes in one module where the other one takes them elsewhere
 _MOVED_BY_CODE = (
     _is_made_early,
     _is_scaled_by_code,
     _is_scaled_next,
     _contains_another_step,
     _is_read_reordered,
+    _is_folded_into_users,
 )

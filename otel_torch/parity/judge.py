@@ -41,8 +41,11 @@ from otel_torch.parity.earlier_faults import (
 from otel_torch.parity.evidence import Evidence
 from otel_torch.parity.exchanged_modules import find_exchanged_modules
 from otel_torch.parity.faults import Fault, Judgment, MissingModule
+from otel_torch.parity.folds import outside_folds
 from otel_torch.parity.harmless import is_harmless
 from otel_torch.parity.missing_modules import first_missing
+from otel_torch.parity.parameters import ParameterPair
+from otel_torch.parity.read_weights import find_read_weights
 from otel_torch.parity.rules import Flags, Floats, Indices, grow_limits, right_at_the_end
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
@@ -66,6 +69,7 @@ _EARLIER = (
     find_misordered_parts,
     find_exchanged_parts,
     find_own_weights,
+    find_read_weights,
     find_unlike_siblings,
     find_reordered,
 )
@@ -100,13 +104,14 @@ def _judge_once(
     if _ends_right(alignment):
         return Judgment(False, healed=wrong)
     harmful = [pair for pair in wrong if not is_harmless(evidence, pair)]
+    harmful = outside_folds(evidence, wrong, harmful) or harmful
     first = _first_fault(evidence, harmful, missing_fault, search_earlier)
     if first is None:
         return Judgment(bool(harmful), healed=wrong)
     do_harm = set(harmful)
     healed = [pair for pair in wrong if pair not in do_harm]
     faults = [first, *_independent_faults(evidence, first, harmful)]
-    return Judgment(True, faults, healed, harmful)
+    return Judgment(True, faults, healed, harmful, _unjudged_weights(evidence, harmful, faults))
 
 
 def _grow_pairs(alignment: Alignment) -> None:
@@ -254,11 +259,33 @@ def _independent_faults(
 
 
 def _has_wrong_weights(evidence: Evidence, pair: TensorPair) -> bool:
-    """Return whether the modules of a pair hold parameters that are known to differ."""
+    """Return whether the modules of a pair hold parameters that differ, unlike those of others.
+
+    A weight that differs in all blocks may have been changed by right: a norm is folded into it.
+    """
+    weights = _known_to_differ(evidence, pair)
+    return bool(weights) and not any(map(evidence.differs_in_all, weights))
+
+
+def _known_to_differ(evidence: Evidence, pair: TensorPair) -> list[ParameterPair]:
     if pair.basis != "owner":
-        return False
-    weights = evidence.unequal_weights(pair.reference[0].call, pair.port[0].call)
-    return any(weight.error is not None for weight in weights)
+        return []
+    weights = evidence.alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
+    return [weight for weight in weights if weight.error is not None]
+
+
+def _unjudged_weights(
+    evidence: Evidence, harmful: Sequence[TensorPair], faults: Sequence[Fault]
+) -> set[str]:
+    """Return the names of weights that differ, if only wrong values are computed with them."""
+    named = {fault.port.module for fault in faults if fault.port is not None}
+    return {
+        parameter.full_name
+        for pair in harmful
+        if pair.is_output and pair.port[0].call.module_path not in named
+        for weight in _known_to_differ(evidence, pair)
+        for parameter in weight.port
+    }
 
 
 # -- larger faults downstream

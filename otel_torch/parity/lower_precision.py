@@ -17,7 +17,7 @@ from statistics import median
 
 from otel_torch.parity.call_graph import Parameter, enclosing_names
 from otel_torch.parity.finding import ComparedPair, Finding, Side
-from otel_torch.parity.findings import pair_finding
+from otel_torch.parity.findings import pair_finding, parameter_finding
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
@@ -118,12 +118,34 @@ def accept_rounded(pairs: Sequence[ParameterPair]) -> dict[int, ParameterPair]:
 
 
 def count_rounded(pairs: Sequence[ParameterPair]) -> int:
-    """Return how many weights are off alike, as if all were rounded to few bits; 0 if few are."""
+    """Return how many weights are off alike, as if all were rounded to few bits; 0 if few are.
+
+    Biases and norms are left as they are; where they differ, weights were changed for another
+    reason.
+    """
+    is_matrix = [len(pair.reference[0].shape) > 1 for pair in pairs]
+    if any(not pair.equal for pair, flag in zip(pairs, is_matrix, strict=True) if not flag):
+        return 0
     errors = [pair.error for pair in pairs if _is_rounded(pair) and pair.error is not None]
-    matrices = sum(len(pair.reference[0].shape) > 1 for pair in pairs)
+    matrices = sum(is_matrix)
     if len(errors) < max(_FEWEST, matrices / 2) or max(errors) > _OUTLIER * median(errors):
         return 0
     return len(errors)
+
+
+def outliers_among_rounded(pairs: Sequence[ParameterPair]) -> list[ParameterPair]:
+    """Return the weights that are off much further than all others, which seem to be rounded.
+
+    A weight is one only if the limit of a quantized port shows it. Without any, the rounding itself
+    may be the fault.
+    """
+    errors = [pair.error for pair in pairs if _is_rounded(pair) and pair.error is not None]
+    limit = max(_OUTLIER * median(errors), tolerance_of(pairs, "").base(())) if errors else 0.0
+    outliers = [
+        pair for pair in pairs if not pair.equal and pair.error is not None and pair.error > limit
+    ]
+    others = [pair for pair in pairs if pair not in outliers]
+    return outliers if count_rounded(others) else []
 
 
 def _is_rounded(pair: ParameterPair) -> bool:
@@ -196,6 +218,15 @@ def find_outliers(
         )
         for path, pair in worst.items()
     ]
+
+
+def outlier_finding(pair: ParameterPair) -> Finding:
+    """Return the finding of a weight that is off much further than all others."""
+    text = (
+        f"{pair.port[0].full_name} is off by {pair.error:.2g}, far more than the other weights, "
+        "which seem to be rounded to few bits."
+    )
+    return parameter_finding(pair, "weights", Tolerance().of_parameters(pair.reference), text)
 
 
 def describe_evened_out(precision: LowerPrecision) -> str | None:

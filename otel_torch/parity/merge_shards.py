@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.whole_statistics import STATISTICS, ShardColumns, merge_statistics
+from otel_torch.recording.input_file import open_once
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError, iterate_rows
 from otel_torch.recording.rows import Row, parse_line
@@ -220,7 +221,7 @@ def _rows_at(path: Path, wanted_lines: Iterator[int]) -> Iterator[tuple[int, Row
     wanted = next(wanted_lines, None)
     if wanted is None:
         return
-    with open(path, "rb") as file:
+    with open_once(path) as file:
         for line, text in enumerate((text for text in file if text.strip()), 1):
             if line != wanted:
                 continue

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from otel_torch.parity.align import Alignment, enclosing_calls
-from otel_torch.parity.call_graph import ModuleCall, Program, enclosing_names
+from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue, enclosing_names
+from otel_torch.parity.earlier_faults import possible_sources
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, Location, MissingModule
 from otel_torch.parity.modules import ModulePath, counterpart
 from otel_torch.parity.parameter_names import pattern
+
+# errors of sums of tensors, as a multiple of the limit of one
+_SUM = 3.0
 
 
 def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault | None:
@@ -25,7 +32,7 @@ def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault
             continue
         program = _calling_program(evidence, module)
         call = next((call for call in program.calls if call.module_path == module.called), None)
-        if call is None:
+        if call is None or _may_be_read(evidence, module, call):
             continue
         fault = (
             _skipping_container(evidence, module)
@@ -44,6 +51,60 @@ def _is_done_otherwise(evidence: Evidence, module: MissingModule) -> bool:
     call = _called_container(evidence, module)
     pairs = [] if call is None else evidence.output_pairs(call)
     return bool(pairs) and all(pair.is_right for pair in pairs)
+
+
+def _may_be_read(evidence: Evidence, module: MissingModule, call: ModuleCall) -> bool:
+    """Return whether the side that never calls a module may read its weights.
+
+    A module that returns another size than it receives, as a table does, cannot be left out without
+    a trace. Of one that keeps the size, its output would be its input.
+    """
+    alignment = evidence.alignment
+    made = [role.value for role in call.outputs if not role.value.is_constant]
+    makes_size = bool(made) and all(role.value.numel != made[0].numel for role in call.inputs)
+    weights = alignment.modules.weights.get((module.reference, module.port), ())
+    differs = any(not weight.equal and weight.error is not None for weight in weights)
+    side = 0 if module.port_is_idle else 1
+    wrong = [
+        ((pair.reference, pair.port)[side][0], (pair.reference, pair.port)[1 - side][0])
+        for pair in alignment.pairs
+        if not pair.is_right and pair.is_single
+    ]
+    after = [roles for roles in wrong if roles[0].time >= call.exited]
+    expected, idle = min(after, key=lambda roles: roles[0].time, default=(None, None))
+    if not made or expected is None or idle is None:
+        return False
+    if not (makes_size or differs or expected.value is made[0]):
+        return False
+    is_handed_on = any(evidence.comparer.is_equal(role.value, idle.value) for role in call.inputs)
+    return not (is_handed_on or _is_made_without(evidence, expected, idle, made[0]))
+
+
+def _is_made_without(evidence: Evidence, expected: Role, idle: Role, made: TensorValue) -> bool:
+    """Return whether a wrong tensor is what there is without the output of a module.
+
+    It has another size than with it, was there before, or is the sum of what was. Or it lacks just
+    this term.
+    """
+    value = idle.value
+    was_there = value.birth.side == "output" and value.birth is not idle
+    if was_there or value.numel != expected.value.numel:
+        return True
+    rest = value.sketch
+    if rest is None:
+        return False
+    known, terms = (
+        [each.sketch for each in values if each.numel == value.numel and each.sketch is not None]
+        for values in ([role.value for role in possible_sources(idle)], [expected.value, made])
+    )
+    candidates = [first + second for first, second in itertools.combinations(known, 2)]
+    if len(terms) == 2:
+        candidates.append(terms[0] - terms[1])
+    limit = _SUM * evidence.comparer.limit(expected.value, value) * float(np.linalg.norm(rest))
+    return any(
+        len(each) == len(rest) and float(np.linalg.norm(each - rest)) <= limit
+        for each in candidates
+    )
 
 
 def _called_container(evidence: Evidence, module: MissingModule) -> ModuleCall | None:

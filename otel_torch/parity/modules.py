@@ -39,6 +39,8 @@ class ModulePairs:
         unpaired: Modules of the reference, and of the port, that the user's map keeps unpaired.
         weights: The parameter pairs of a pair of modules.
         owners: All modules with parameters, buffers left out.
+        order: The place of each module in its program's table.
+        uncalled: Modules of the table that are never called.
     """
 
     matched: dict[ModulePath, ModulePath] = field(default_factory=dict)
@@ -51,6 +53,12 @@ class ModulePairs:
     )
     weights: dict[tuple[ModulePath, ModulePath], list[ParameterPair]] = field(default_factory=dict)
     owners: Sides[set[ModulePath]] = field(
+        default_factory=lambda: Sides[set[ModulePath]](set(), set())
+    )
+    order: Sides[dict[ModulePath, int]] = field(
+        default_factory=lambda: Sides[dict[ModulePath, int]]({}, {})
+    )
+    uncalled: Sides[set[ModulePath]] = field(
         default_factory=lambda: Sides[set[ModulePath]](set(), set())
     )
 
@@ -98,7 +106,9 @@ def pair_modules(
         port_parts = [part.module_path for part in pair.port]
         if len(parts) == len(port_parts) == 1:
             parts[0], port_parts[0] = _owners_of_one_name(parts[0], port_parts[0], owners)
-            votes[parts[0]][port_parts[0]] += 1.0 if pair.equal else 0.5  # type: ignore[assignment]
+            # a bias may be another module's by right, where a norm is folded into a convolution
+            size = pair.port[0].numel
+            votes[parts[0]][port_parts[0]] += 2 * size if pair.equal else size
         elif len(port_parts) == 1:
             _extend(pairs.parts, port_parts[0], parts)
         else:

@@ -449,17 +449,17 @@ def _without_aliases(
 
     A program that does not tie its weights is then compared with one that does, name by name.
     """
-    tensors = {parameter.full_name: _tensor(parameter) for parameter in others}
+    tensors = {parameter.full_name: tensor_key(parameter) for parameter in others}
     seen: dict[Hashable, set[Hashable]] = defaultdict(set)
     for parameter in parameters:
-        counterparts = seen[_tensor(parameter)]
+        counterparts = seen[tensor_key(parameter)]
         counterpart = tensors.get(parameter.full_name)
         if not counterparts or (counterpart is not None and counterpart not in counterparts):
             yield parameter
         counterparts.add(counterpart)
 
 
-def _tensor(parameter: Parameter) -> Hashable:
+def tensor_key(parameter: Parameter) -> Hashable:
     """Return the same for all names of one tensor."""
     value = parameter.row.get("value")
     return (parameter.model, value) if isinstance(value, int) else id(parameter)

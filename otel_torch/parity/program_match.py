@@ -14,7 +14,7 @@ from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pai
 from otel_torch.parity.modules_by_values import pair_by_values
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarsest_dtypes
-from otel_torch.parity.parameters import ParameterPair, pair_parameters
+from otel_torch.parity.parameters import ParameterPair, pair_parameters, tensor_key
 from otel_torch.parity.resolve_map import resolve_map
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
@@ -59,6 +59,10 @@ class ProgramMatch:
         self._match_models()
         if self.given is not None:  # the map overrides equal names, too
             self.modules = self.given.apply(self.modules)
+        self.modules.order = recordings.map(
+            lambda recording: {module: index for index, module in enumerate(recording.modules)}
+        )
+        self.modules.uncalled = recordings.map(lambda recording: recording.uncalled)
 
     def _match_parameters_and_modules(self) -> None:
         reference, port = self._recordings
@@ -102,6 +106,19 @@ class ProgramMatch:
             modules: [replaced.get(id(pair), pair) for pair in pairs]
             for modules, pairs in self.modules.weights.items()
         }
+
+    def pairs_all_parameters(self) -> bool:
+        """Return whether each parameter of either side has a counterpart, under any name."""
+        paired = Sides(
+            {tensor_key(part) for pair in self.parameters for part in pair.reference},
+            {tensor_key(part) for pair in self.parameters for part in pair.port},
+        )
+        return all(
+            tensor_key(parameter) in keys
+            for recording, keys in zip(self._recordings, paired, strict=True)
+            for parameter in recording.parameters
+            if not parameter.is_buffer
+        )
 
     def _match_models(self) -> None:
         """Match models by votes of their modules, then by name, then the only unmatched pair."""

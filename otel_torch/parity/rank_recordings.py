@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_torch.parity.merge_shards import merge_shards
-from otel_torch.recording.input_file import require_regular_file
+from otel_torch.recording.input_file import open_once, require_regular_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.recordings_folder import holds_none, recordings_in
 
 Warn = Callable[[str], None]
 
@@ -72,9 +73,7 @@ def recordings_by_rank(folder: Path) -> dict[int, Path]:
         RecordingError: If the folder holds no recordings, one without a rank, or two of a rank.
     """
     recordings: dict[int, Path] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        if re.search(r"\.\d+\.jsonl$", path.name):
-            continue  # the renamed recording of an earlier run
+    for path in recordings_in(folder):
         require_regular_file(path)
         rank = _rank_of(path)
         if rank in recordings:
@@ -84,7 +83,7 @@ def recordings_by_rank(folder: Path) -> dict[int, Path]:
             )
         recordings[rank] = path
     if not recordings:
-        raise RecordingError(f"{folder}: holds no recording (*.jsonl)")
+        raise RecordingError(holds_none(folder))
     return dict(sorted(recordings.items()))
 
 
@@ -102,5 +101,5 @@ def _rank_of(path: Path) -> int:
 
 
 def _has_shards(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with open_once(path) as file:
         return any(b'"shard"' in line for line in file)

@@ -26,11 +26,12 @@ _END_REASONS = {
 def metadata_path(path: str | Path) -> Path:
     """Return the path of a file's metadata.
 
-    >>> metadata_path("runs/ref.jsonl").as_posix()
-    'runs/ref.meta.json'
+    >>> metadata_path("runs/ref.jsonl").as_posix(), metadata_path("ref.jsonl.gz").as_posix()
+    ('runs/ref.meta.json', 'ref.meta.json')
     """
     path = Path(path)
-    return path.with_name(path.name.removesuffix(".jsonl") + METADATA_SUFFIX)
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    return path.with_name(name + METADATA_SUFFIX)
 
 
 def describe_process(job: Job, trace_id: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
+from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
 from otel_torch.recording.rows import UNPARSABLE, Row, parse_line, parse_lines
@@ -238,7 +239,9 @@ class LineBatch:
                     "the recording ends early"
                 )
             elif fault:
-                raise RecordingError(f"{self.path}: line {number} {fault}")
+                is_first = not (self.follows_rows or start or rows)
+                other = refusal(self.path, RECORDING) if is_first else None
+                raise RecordingError(other or f"{self.path}: line {number} {fault}")
         return rows
 
 
@@ -323,7 +326,7 @@ class LineReader:
             RecordingError: The file holds no row.
         """
         if not self.has_rows:
-            raise RecordingError(f"{self.path}: holds no record")
+            raise RecordingError(refusal(self.path, RECORDING) or f"{self.path}: holds no record")
         count, written = self.number - 1, read_metadata(self.path).get("records_written", 0)
         if count < written and not self.is_torn:  # of a torn line, its own warning tells
             self.warn(

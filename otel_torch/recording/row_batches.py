@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.recording import scanner
+from otel_torch.recording.input_file import is_compressed
 from otel_torch.recording.read_ahead import iterate_ahead
 from otel_torch.recording.reader import (
     LineBatch,
@@ -306,7 +307,9 @@ def _batches(
     path: str | Path, kinds: RowKinds, problem: Callable[[str], None]
 ) -> Iterator[RowBatch]:
     maker = _BatchMaker(kinds)
-    library = scanner.load() if os.path.isfile(path) else None
+    # the scanner reads positions of the file itself
+    is_plain = os.path.isfile(path) and not is_compressed(path)
+    library = scanner.load() if is_plain else None
     if library is None:
         yield from map(maker.decode, iterate_line_batches(path, problem, _BLOCK_BYTES))
         return

@@ -2,8 +2,7 @@
 that are missing in it.
 
 On a CPU, attention and recurrent layers are single operators that torch's counter does not know:
-most of a video transformer's work would be missing. In torch 2.9 its formula for attention rejects
-fewer key heads than query heads.
+most of a video transformer's work would be missing.
 """
 
 from __future__ import annotations

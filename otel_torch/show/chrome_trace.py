@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.rows import Row
@@ -67,7 +68,8 @@ def write_chrome_trace(
         for span in iterate_spans(file, warnings.append, progress, activations=False)
     ]
     if not spans:
-        raise RecordingError(f"{', '.join(map(str, files)) or selection.path}: {_NO_SPANS}")
+        names = ", ".join(map(str, files)) or selection.path
+        raise RecordingError(refusal(selection.path, RECORDING) or f"{names}: {_NO_SPANS}")
     spans_with_activations = (
         span for file in files for span in iterate_spans(file, progress=progress)
     )

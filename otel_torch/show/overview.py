@@ -35,7 +35,7 @@ _TENSOR = ("model", "module", "tensor", "phase", "branch")
 def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
     """Print the table, or one JSON object. Return 0, or 2 if nothing is selected."""
     with progress:
-        overview = _read(selection, progress)
+        overview = read_overview(selection, progress)
     if selection.is_empty:
         say(selection.nothing_selected())
         return 2
@@ -153,10 +153,14 @@ class Overview:
             parts.append(f"rank {self.meta['rank']} of {self.meta.get('world_size', '?')}")
         return f"{selection.path}: {', '.join(parts)}"
 
+    def ending(self) -> Outcome:
+        """Return what became of the run, and since when its training has NaN or Inf."""
+        return describe_outcome(self.meta, first_nonfinite(self.selection.training))
+
     def outcome(self) -> Outcome:
         """Return what matters most about the run."""
         if self.first_bad is None:
-            kind, text = describe_outcome(self.meta, first_nonfinite(self.selection.training))
+            kind, text = self.ending()
             if not self.selection.training.is_finite:
                 return Outcome(kind, text)
             return Outcome(kind, f"{text}, no NaN or Inf in what is shown")
@@ -166,7 +170,8 @@ class Overview:
         return Outcome("trouble", f"! first NaN or Inf: {location} (in {bad:,} of {lines})")
 
 
-def _read(selection: Selection, progress: Progress) -> Overview:
+def read_overview(selection: Selection, progress: Progress) -> Overview:
+    """Return what a recording holds. Raises RecordingError."""
     warnings: list[str] = []
     metadata = read_metadata(selection.path, warnings.append)
     overview = Overview(selection, metadata, warnings=warnings)

@@ -1,7 +1,8 @@
 """Reads spans from OTLP JSON files, to show when regions and steps began and ended.
 
-OTEL_TORCH_OTLP_FILE and the file exporter of the Collector write one message a line. A last line
-that is incomplete because the process was killed is skipped. Does not import the SDK.
+OTEL_TORCH_OTLP_FILE and the file exporter of the Collector write one message a line; others print
+one over many lines. A last line that is incomplete because the process was killed is skipped. Does
+not import the SDK.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 import msgspec
 
-from otel_torch.recording.input_file import open_once
+from otel_torch.recording.file_kinds import OTLP, refusal
+from otel_torch.recording.input_file import NotReadable, open_once
+from otel_torch.recording.json_documents import iterate_documents
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError
 
@@ -112,27 +115,28 @@ def iterate_spans(
     """
     try:
         with open_once(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, document in enumerate(iterate_documents(file), 1):
                 if not number % _PROGRESS_INTERVAL:
                     progress(f"{number:,} lines read of {path}")
-                if not line.strip():
+                if document.is_cut_off and number > 1:
+                    warn(
+                        f"{path}: line {document.line} was cut off and is left out; "
+                        "the traces end early"
+                    )
                     continue
                 try:
-                    spans = list(_spans_of(_decode(line), activations))
+                    spans = list(_spans_of(_decode(document.text), activations))
                 except _DECODING_ERRORS:
-                    if not line.endswith(b"\n") and number > 1:
-                        warn(
-                            f"{path}: line {number} was cut off and is left out; "
-                            "the traces end early"
-                        )
-                        continue
                     raise RecordingError(
-                        f"{path}: line {number} holds no spans; --traces needs a traces.jsonl "
-                        "as OTEL_TORCH_OTLP_FILE writes it"
+                        (refusal(path, OTLP) if number == 1 else None)
+                        or f"{path}: line {document.line} holds no spans; --traces needs a "
+                        "traces.jsonl as OTEL_TORCH_OTLP_FILE writes it"
                     ) from None
                 yield from spans
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror or error}") from None
+    except NotReadable as error:
+        raise RecordingError(str(error)) from None
 
 
 def find_traces(recording: str | Path, given: Iterable[Path]) -> list[Path]:
@@ -273,6 +277,7 @@ class _OtlpResource(msgspec.Struct, gc=False):
 class _OtlpResourceSpans(msgspec.Struct, gc=False):
     resource: _OtlpResource | None = None
     scopeSpans: list[_OtlpScopeSpans] = []
+    instrumentationLibrarySpans: list[_OtlpScopeSpans] = []  # before OTLP 0.19
 
 
 class _OtlpTraces(msgspec.Struct, gc=False):
@@ -299,7 +304,7 @@ def _spans_of(traces: _OtlpTraces, activations: bool) -> Iterator[Span]:
             _of_type(resource.get("process.pid"), int),
             _of_type(resource.get("host.name"), str),
         )
-        for scope in group.scopeSpans:
+        for scope in (*group.scopeSpans, *group.instrumentationLibrarySpans):
             for span in scope.spans:
                 yield _span_of(span, process, activations)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections import deque
@@ -11,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from otel_torch.recording.file_kinds import EMPTY, RECORDING, refusal
 from otel_torch.recording.growing_file import BLOCK_BYTES, GrowingFile
+from otel_torch.recording.input_file import is_compressed
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.recordings_folder import recordings_in
 from otel_torch.show.live import LiveRun
 
 Notify = Callable[[str], None]
@@ -23,7 +25,6 @@ WAITING, RUNNING, ENDED, KILLED = "waiting for it", "running", "ended", "killed"
 _PACE_INTERVALS = 20
 # a process that is not to be seen is gone if it has not written for so many seconds
 _SILENT_S = 60.0
-_EARLIER_RUN = re.compile(r"\.\d+\.jsonl$")
 
 
 class WatchedRecording:
@@ -102,6 +103,8 @@ class WatchedRecording:
             if time.monotonic() > deadline:
                 self._looks.clear()  # this pace is the reader's
                 return False
+        if self._file.size and not self._file.position:
+            self._refuse_other_kinds()
         self._looks.append((time.monotonic(), self.run.steps))
         return True
 
@@ -117,7 +120,17 @@ class WatchedRecording:
     def _add(self, lines: list[bytes]) -> None:
         self.run.add_lines(lines)
         if self.run.damaged and not self.run.records:
+            self._refuse_other_kinds()
             raise RecordingError(f"{self.path}: {self.run.first_damage}")
+
+    def _refuse_other_kinds(self) -> None:
+        """Raise RecordingError for a file that is no recording, which may never get a line."""
+        if is_compressed(self.path):
+            raise RecordingError(
+                f"{self.path}: is compressed, so that it does not grow; `otel-torch show` reads it"
+            )
+        if line := refusal(self.path, RECORDING, EMPTY):
+            raise RecordingError(line)
 
     def _describe(self, is_done: bool) -> str:
         if self.is_behind:
@@ -180,8 +193,8 @@ class WatchedFolder:
             rank.look(seconds / len(self.ranks))
 
     def _find_ranks(self) -> None:
-        for path in sorted(self.path.glob("*.jsonl")):
-            if path not in self._known and not _EARLIER_RUN.search(path.name):
+        for path in recordings_in(self.path):
+            if path not in self._known and path.suffix != ".gz":
                 self._known[path] = WatchedRecording(path, self._notify)
         found = list(self._known.values())
         for recording in found:

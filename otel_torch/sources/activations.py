@@ -30,6 +30,7 @@ from otel_torch.session import Session
 from otel_torch.sources import compiled, warm_ups
 from otel_torch.sources.current_calls import CurrentCalls
 from otel_torch.sources.events import RunEvents
+from otel_torch.sources.fused_modules import FusedModules
 from otel_torch.sources.gradients import GradientObserver
 from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
@@ -126,12 +127,13 @@ class Activations(Source):
         self._parameter_names: ModuleDict[list[str]] = ModuleDict()  # of forward, by module
         self._stop_guarding: Callable[[], None] | None = None
         self._unverified: list[Model] = []  # models whose hooks have not been seen to run
+        self._fused_modules = FusedModules()
         self._selected_count = 0
         self._compiled_call = events.compiled_call
         self._nonfinite_call = events.nonfinite_call
         self._output_recorded = events.output_recorded
         ParameterObserver(session, self.selection, self._measurer, events)
-        events.forward_ended.append(self.report_silent_parts)
+        events.forward_ended.extend((self._fused_modules.report, self.report_silent_parts))
 
     @functools.cached_property
     def native(self) -> NativeObserver:
@@ -172,12 +174,8 @@ class Activations(Source):
                 f"({len(sites)} modules, for example {example!r}); "
                 f"see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE{self.selection.near_name(names)}"
             )
-        encoder_layer = nn.TransformerEncoderLayer
-        if hooked and any(isinstance(site.module(), encoder_layer) for site in selected):
-            say_once(
-                f"{model.name}: torch leaves the fused path of TransformerEncoderLayer "
-                "where it has hooks; results can differ by rounding"
-            )
+        if hooked:
+            self._fused_modules.add(model, self.is_observed)
 
     def _attach_to(self, model: Model, site: ModuleSite) -> bool:
         """Attach to one module; return whether it takes hooks."""
@@ -334,7 +332,12 @@ class Activations(Source):
         for model in [model for model in self._unverified if model.completed]:
             self._unverified.remove(model)
             parts = compiled.silent_parts(
-                model, lambda site: bool(site.names) and site.module() in self._attached
+                model,
+                lambda site: (
+                    bool(site.names)
+                    and site.module() in self._attached
+                    and not self._fused_modules.is_inside(site)
+                ),
             )
             if not parts:
                 continue

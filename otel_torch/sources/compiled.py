@@ -21,7 +21,7 @@ import torch
 
 from otel_torch.process.console import say_once
 from otel_torch.process.import_hooks import after_import
-from otel_torch.sources.module_names import all_modules, core
+from otel_torch.sources.module_names import all_modules, class_forward, core
 from otel_torch.sources.values import walk, walk_inputs
 from otel_torch.torch_private import is_exporting, unobserved
 
@@ -174,8 +174,8 @@ def _is_compiled(module: torch.nn.Module) -> bool:
 
 def _ids_of_submodules(module: torch.nn.Module) -> set[int]:
     """Return the ids of the modules inside `module` that have a forward."""
-    default = torch.nn.Module.forward
-    return {id(inner) for inner in all_modules(module) if type(inner).forward is not default}
+    default = class_forward(torch.nn.Module)
+    return {id(part) for part in all_modules(module) if class_forward(type(part)) is not default}
 
 
 # `site` is not really changed; the compiler has to believe so

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from otel_torch import torch_private
+from otel_torch.sources.module_names import class_forward
 from otel_torch.sources.uncalled_roots import method_codes, with_inner
 
 Forward = Callable[..., Any]
@@ -110,15 +111,16 @@ class DirectForwards:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Watch classes from now on. Older compilers cannot be kept from compiling what is ours."""
-        self._is_watching = torch_private.TORCH_AT_LEAST_2_13
+        """Watch classes from now on."""
+        self._is_watching = True
         setattr(nn.Module, _CHOOSE, self._choice())
 
     def expect(self, module: nn.Module) -> None:
         """Watch the forward of a module that nothing contains as yet, or has another one now."""
         cls = type(module)
-        if self._settled.get(cls) is not cls.forward:
-            self._settled[cls] = cls.forward
+        forward = class_forward(cls)
+        if self._settled.get(cls) is not forward:
+            self._settled[cls] = forward
             self._watch_class(cls)
         if "forward" in vars(module):
             self._watch(_own_entries(module))
@@ -139,7 +141,7 @@ class DirectForwards:
         kept = self._called | self._containers
         watched = {function for cls in kept for function in _entries(cls)}
         for cls in names:
-            self._settled[cls] = cls.forward
+            self._settled[cls] = class_forward(cls)
             if cls in kept:
                 self._watch_class(cls)
             else:

@@ -60,15 +60,30 @@ VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
     "PYTHONHASHSEED",
+    "PYTORCH_NATIVE_INNER_TREE",
     "TORCHDYNAMO_DISABLE",
+    "TORCHINDUCTOR_BATCH_INVARIANT",
+    "TORCHINDUCTOR_DETERMINISTIC",
     "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
     "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_NUMERICS",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_DISABLE_NATIVE_JIT",
+    "TORCH_NATIVE_INNER_TREE",
     "VLLM_ATTENTION_BACKEND",
+    "VLLM_BATCH_INVARIANT",
 )
 
 # settings of the compiler, if the program has loaded it
-_INDUCTOR = ("emulate_precision_casts", "fallback_random", "freezing", "max_autotune")
+_INDUCTOR = (
+    "batch_invariant",
+    "deterministic",
+    "emulate_precision_casts",
+    "fallback_random",
+    "freezing",
+    "max_autotune",
+    "numerics",
+)
 
 Fact = str | int | bool
 
@@ -131,6 +146,6 @@ def describe_environment() -> dict[str, Fact]:
                 facts[name] = read()
     inductor = sys.modules.get("torch._inductor.config")
     for name in _INDUCTOR:
-        if isinstance(value := getattr(inductor, name, None), bool):
+        if isinstance(value := getattr(inductor, name, None), bool | str):
             facts[f"inductor.{name}"] = value
     return facts | {name: os.environ[name] for name in VARIABLES if name in os.environ}

@@ -90,7 +90,7 @@ class TorchHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-_HOOK_TABLES = (
+HOOK_TABLES = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -101,7 +101,6 @@ _HOOK_TABLES = (
 
 def keep_out_of_copies() -> Callable[[], None]:
     """Have modules be copied and pickled without our hooks; return a function that ends this."""
-    is_own = "__getstate__" in vars(nn.Module)  # torch 2.9 inherits that of `object`
     original: Callable[[nn.Module], Any] = nn.Module.__getstate__
 
     def get_state(module: nn.Module) -> Any:
@@ -111,12 +110,8 @@ def keep_out_of_copies() -> Callable[[], None]:
         return _without_hooks(state)
 
     def restore() -> None:
-        if vars(nn.Module).get("__getstate__") is not get_state:
-            return
-        if is_own:
+        if vars(nn.Module).get("__getstate__") is get_state:
             nn.Module.__getstate__ = original  # type: ignore[method-assign]
-        else:
-            del nn.Module.__getstate__
 
     nn.Module.__getstate__ = get_state  # type: ignore[method-assign]
     return restore
@@ -124,7 +119,7 @@ def keep_out_of_copies() -> Callable[[], None]:
 
 def _without_hooks(attributes: Any) -> Any:
     """Return a module's attributes, in which its tables of hooks have none of ours."""
-    tables = {name: attributes[name] for name in _HOOK_TABLES if name in attributes}
+    tables = {name: attributes[name] for name in HOOK_TABLES if name in attributes}
     ours = {
         key
         for table in tables.values()

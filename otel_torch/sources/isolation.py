@@ -285,7 +285,7 @@ class Isolation(Source):
             raise CannotConform("unrecorded")
         reference = _read_conformed(stored, port)
         if port.requires_grad and torch.is_grad_enabled():
-            return _ReplaceValues.apply(port, reference)  # type: ignore[no-untyped-call, no-any-return]
+            return _ReplaceValues.apply(port, reference)  # type: ignore[no-any-return]
         return reference
 
     # -- reporting

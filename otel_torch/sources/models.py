@@ -28,6 +28,7 @@ class Model:
         completed: how many outermost forwards have returned.
         order: how many models were found before it.
         held_as: the attributes by which the program holds the root.
+        asking_for_hooks: the modules that compute in another way if modules inside have hooks.
         sites: the modules by their id, wrappers included.
     """
 
@@ -40,6 +41,7 @@ class Model:
         self.completed = 0
         self.size = 0
         self.held_as: list[str] = []
+        self.asking_for_hooks: list[ModuleSite] = []
         self.started = False
         self.sites: dict[int, ModuleSite] = {}
         self.method_run = RootMethodRun(root)

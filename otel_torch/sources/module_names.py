@@ -185,6 +185,14 @@ def class_name(module: nn.Module) -> str:
     return cls.__name__
 
 
+def class_forward(cls: type) -> Any:
+    """Return the forward of a class of modules as it is kept there; None without one.
+
+    Asks no descriptor: that of TorchScript's classes raises.
+    """
+    return inspect.getattr_static(cls, "forward", None)
+
+
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return every (canonical name, module) under `root`, without wrappers, in order.
 

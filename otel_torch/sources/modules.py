@@ -8,10 +8,12 @@ global forward hook would see that call too, but it breaks every compiled graph.
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from otel_torch.sources.containers import Containers
 from otel_torch.sources.direct_forwards import DirectForwards
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
+from otel_torch.sources.hidden_hooks import HiddenHooks
 from otel_torch.sources.hooks import (
     TorchHook,
     keep_out_of_copies,
@@ -41,6 +44,7 @@ from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.models import Model, ModuleSite, SharedSite
 from otel_torch.sources.module_call import LEFT_TO_TORCH
 from otel_torch.sources.module_names import all_modules, core, named_modules, part_finders, parts
+from otel_torch.sources.plain_parts import PlainParts
 from otel_torch.sources.recursion import (
     DEEP,
     has_only_our_hooks,
@@ -67,6 +71,8 @@ class ModelRegistry(Source):
         self._recorder = recorder
         self._events = events
         self._containers = Containers()
+        self._plain_parts = PlainParts()
+        self._hidden_hooks = HiddenHooks()
         self._direct_forwards = DirectForwards(
             is_in_call, self._run_forward, run_between_session_hooks, self._discover_while_compiling
         )
@@ -128,7 +134,7 @@ class ModelRegistry(Source):
         def set_attribute(module: nn.Module, name: str, value: Any) -> None:
             original_set(module, name, value)
             if name == "forward" and watching and not torch.compiler.is_compiling():
-                direct_forwards.expect(module)
+                self._expect_forward(module)
 
         def restore() -> None:
             # If someone else has wrapped `call` meanwhile, it stays and only passes calls through.
@@ -151,16 +157,18 @@ class ModelRegistry(Source):
             register_module_parameter_registration_hook(self._expect_forwards).remove,
             torch_private.hide_from_torchscript(TorchHook),
             keep_out_of_copies(),
+            self._hidden_hooks.restore,
             self._direct_forwards.restore,
             after_import(
                 "torch._dynamo.variables.nn_module",
                 lambda compiler: torch_private.trace_module_calls(compiler, original_call),
             ),
         ]
+        self._hidden_hooks.start()
         self._direct_forwards.start()
         existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
         for module in existing:
-            self._direct_forwards.expect(module)
+            self._expect_forward(module)
             self._register_children(module)
 
     def uninstall(self) -> None:
@@ -187,13 +195,18 @@ class ModelRegistry(Source):
         try:
             if self._containers.add(container, child):
                 self._contain(child)
-                self._direct_forwards.expect(container)
+                self._expect_forward(container)
         except TypeError:  # a module without weak references stays without a container
             pass
 
     def _expect_forwards(self, module: nn.Module, name: str, parameter: object) -> None:
         if not torch.compiler.is_compiling():
-            self._direct_forwards.expect(module)
+            self._expect_forward(module)
+
+    def _expect_forward(self, module: nn.Module) -> None:
+        # in this order: what the code is that a forward keeps, the former decides
+        self._hidden_hooks.hide_from(module)
+        self._direct_forwards.expect(module)
 
     def _contain(self, child: nn.Module) -> None:
         """Look up the model of each module of a model again, if `child` was its root until now."""
@@ -216,6 +229,10 @@ class ModelRegistry(Source):
         kwargs: dict[str, Any],
     ) -> Any:
         stack = thread_state.stack
+        if stack and is_stateless(module):
+            part = self._discover(module, stack)
+            if part is not None and is_running(part.model):
+                return self._call_inside(original, module, part, args, kwargs)
         # Autograd, not the program, calls a checkpointed module again: that begins no forward.
         is_recomputation = not stack and torch_private.graph_task_id() != -1
         inputs = Inputs(module, args, kwargs)
@@ -233,6 +250,23 @@ class ModelRegistry(Source):
             if context is not None:
                 self._end_forward(site.model, context, error, scope)
                 self._events.resume_program(error)
+
+    @partial(torch_private.keep_out_of_frames, with_callees=False)
+    def _call_inside(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        site: ModuleSite,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a module inside a forward of a model that it is a part of, beside another model."""
+        stack = thread_state.stack
+        stack.append(site)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            stack.pop()
 
     @torch_private.keep_out_of_frames
     def _begin_forward(self, site: ModuleSite, inputs: Inputs) -> ForwardContext | None:
@@ -258,7 +292,7 @@ class ModelRegistry(Source):
                 if model.method_run.mark(root):
                     pending.model, pending.context = model, context
                     pending.whole_ran = site.is_whole()
-                self._direct_forwards.expect(root)
+                self._expect_forward(root)
             return context
         except Exception as error:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
@@ -390,7 +424,7 @@ class ModelRegistry(Source):
     def _discover(self, module: nn.Module, stack: list[ModuleSite]) -> ModuleSite | None:
         """Return the site of a module that is called for the first time, and hook its whole model.
 
-        Returns None for glue: a stateless module in no container, created and called inside
+        Returns None for glue: a stateless module that no other holds, created and called inside
         another module's forward (`nn.Softmax(-1)(x)`).
         """
         existing = self._all_sites.get(id(module))
@@ -401,9 +435,17 @@ class ModelRegistry(Source):
         try:
             with self._lock:
                 root = self._containers.choose_root(module)
-                if root is module and (
-                    (stack and is_stateless(module)) or _is_compilers_graph(module)
+                if (
+                    stack
+                    and is_stateless(module)
+                    and not any(site.model.root() is core(root) for site in stack)
                 ):
+                    holder = self._add_plain_part(module, stack)
+                    if holder is not None:
+                        root = self._containers.choose_root(holder)
+                    elif root is module:
+                        return None
+                if root is module and _is_compilers_graph(module):
                     return None
                 if root is module and (sliced := self._containers.sliced_root(module)) is not None:
                     self._add_model(sliced)
@@ -418,6 +460,24 @@ class ModelRegistry(Source):
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
+
+    def _add_plain_part(self, module: nn.Module, stack: list[ModuleSite]) -> nn.Module | None:
+        """Make a module a part of the model that holds it, if any; return the module that does."""
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and caller.f_globals is globals():
+            caller = caller.f_back
+        running = [part for site in reversed(stack) if (part := site.module()) is not None]
+        root = stack[-1].model.root()
+        others = all_modules(root) if root is not None else ()
+        holders = itertools.chain(running, others)
+        found = caller and self._plain_parts.holder_of(module, holders, caller)
+        if not found:
+            return None
+        if self._plain_parts.find not in part_finders:
+            part_finders.append(self._plain_parts.find)
+            self._restore.append(partial(part_finders.remove, self._plain_parts.find))
+        self._register(*found, module)
+        return found[0]
 
     def _add_model(self, outermost: nn.Module) -> Model:
         """Add the modules below `outermost` to its model, which is made if it is new."""
@@ -435,6 +495,11 @@ class ModelRegistry(Source):
             if id(module) not in model.sites:
                 self._make_site(model, module)
         settled = self._settle(model)
+        model.asking_for_hooks = [
+            model.sites[id(module)]
+            for module in all_modules(outermost)
+            if self._hidden_hooks.hide_from(module)
+        ]
         self._direct_forwards.settle(root, list(all_modules(outermost)))
         if new:
             model.size += len(new)

@@ -78,7 +78,7 @@ class _LeafHook(SessionHook):
             say_once("OTEL_TORCH_NOISE: modules that are traced get no noise")
             return tensor
         if _is_strided(tensor) or _is_shard_of_known_values(tensor):
-            return _NoisyValues.apply(tensor, self._noisy)  # type: ignore[no-untyped-call, no-any-return]
+            return _NoisyValues.apply(tensor, self._noisy)  # type: ignore[no-any-return]
         kind = f"{type(tensor).__name__} ({tensor.layout})"
         say_once(f"{self._path} gets no noise: unsupported tensor type {kind}")
         return tensor

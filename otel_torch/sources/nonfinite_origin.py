@@ -290,7 +290,9 @@ class NonFiniteOrigin(Source):
     def _scene(self, records: Sequence[Record], index: int) -> Scene:
         record, settings = records[index], self._session.settings
         call = _Call.of(record)
-        before = [_Call.of(other) for other in records[:index]]
+        # the values of a call, not its parameters: a fused module calls none of those inside
+        values = [other for other in records[:index] if other.tensor.startswith(("in", "out"))]
+        before = [_Call.of(other) for other in values]
         prefix = f"{record.module}." if record.module else ""
         update = None
         if (first := self._first_weights.get(record.model)) is not None:

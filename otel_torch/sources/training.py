@@ -152,7 +152,7 @@ class Training(Source):
         _leave_graph()
         return self._begin_step(optimizer, args, kwargs)
 
-    @torch_private.run_eagerly
+    @torch_private.keep_out_of_frames
     def _begin_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -277,7 +277,7 @@ class Training(Source):
         _leave_graph()
         self._end_step(optimizer)
 
-    @torch_private.run_eagerly
+    @torch_private.keep_out_of_frames
     def _end_step(self, optimizer: Optimizer) -> None:
         entry.close_region(self._scopes.pop(id(optimizer), None))
         step = self._steps.pop(id(optimizer), None)

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from otel_torch.sources.module_names import class_forward
+
 
 class _Mark:
     """A trace function that does nothing: its presence identifies the frame."""
@@ -47,7 +49,7 @@ class RootMethodRun:
         """
         self.forget()
         # the class, or the module itself, may have got another forward since
-        forwards = vars(root).get("forward"), type(root).forward
+        forwards = vars(root).get("forward"), class_forward(type(root))
         codes = self._codes.union(
             *(with_inner(code) for forward in forwards for code in _codes_of(forward))
         )

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from otel_torch.process.console import say_once
-from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 
 # bound the walk over self-referencing containers; no model needs as much
 _MAX_DEPTH = 32
@@ -188,7 +187,7 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
     if issubclass(kind, dict):
         return [(f".{key}", item) for key, item in dict.items(value)]
     if issubclass(kind, tuple):
-        # avoids a custom `__iter__`; compilers before torch 2.13 cannot trace that
+        # avoids a custom `__iter__`; the compiler of torch 2.12 cannot trace that
         items = list(value) if torch.compiler.is_compiling() else list(tuple.__iter__(value))
         fields = getattr(kind, "_fields", ())
         if len(fields) == len(items):
@@ -207,8 +206,7 @@ def _fields(value: Any, kind: type) -> list[tuple[str, Any]]:
     """Return (label, value) of the fields of a dataclass that are no properties."""
     children = []
     for field in dataclasses.fields(value):
-        # older compilers cannot look up a slot on its class; none runs a property it cannot trace
-        descriptor = None if torch.compiler.is_compiling() else getattr(kind, field.name, None)
+        descriptor = getattr(kind, field.name, None)
         is_property = (
             descriptor is not None
             and hasattr(type(descriptor), "__set__")
@@ -230,10 +228,10 @@ def _attributes(value: Any, kind: type) -> list[tuple[str, Any]]:
     """
     if not torch.compiler.is_compiling():
         attributes = _instance_dict(value, kind)
-    elif TORCH_AT_LEAST_2_13 and hasattr(kind, "__weakref__"):
+    elif hasattr(kind, "__weakref__"):
         attributes = value.__dict__
     else:
-        return []  # compilers trace through the dict of no builtin object, older ones of none
+        return []  # the compiler traces through the dict of no builtin object
     if issubclass(kind, Mapping):
         dicts = [attribute for attribute in attributes.values() if type(attribute) is dict]
         if len(dicts) == 1:

@@ -11,6 +11,13 @@ import os
 ON = frozenset({"1", "true", "yes", "on"})
 OFF = frozenset({"", "0", "false", "no", "off"})
 _started = False
+_is_kept_off = False
+
+
+def keep_off() -> None:
+    """Never record this process: it is one of our own commands. Those that it starts may record."""
+    global _is_kept_off
+    _is_kept_off = True
 
 
 def main() -> None:
@@ -54,6 +61,8 @@ def _record_after_import() -> None:
 
 
 def _start(torch: object) -> None:
+    if _is_kept_off:
+        return
     try:
         from otel_torch.bootstrap import start_from_env
 

@@ -58,7 +58,7 @@ class ObjectFunctions:
     ) -> ObjectFunctions | None:
         """Return the functions of a library that measures tensors of at most `max_numel` elements.
 
-        None if torch (before 2.10) or Python lacks what they call, or Python has no GIL, which they
+        None if torch or Python lacks what they call, or Python has no GIL, which they
         rely on.
         """
         if not getattr(sys, "_is_gil_enabled", lambda: True)():

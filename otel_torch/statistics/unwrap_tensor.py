@@ -233,7 +233,7 @@ def has_memory(tensor: Tensor) -> bool:
     else:
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
         extent = sum((size - 1) * stride for size, stride in sizes)
-    return (tensor.storage_offset() + extent + 1) * tensor.itemsize <= int(storage.nbytes())
+    return bool((tensor.storage_offset() + extent + 1) * tensor.itemsize <= int(storage.nbytes()))
 
 
 def _repetitions(tensor: Tensor) -> float:

@@ -36,12 +36,14 @@ class Answer:
         rejected: how many of the message's spans, log records or points were left out by a receiver
             that accepted the rest.
         wait_s: how long the receiver asked to wait before the next attempt, in seconds.
+        hint: what to do, if the request itself shows it.
     """
 
     kind: AnswerKind
     detail: str = ""
     rejected: int = 0
     wait_s: float = 0.0
+    hint: str = ""
 
 
 _DEFAULT_ENDPOINT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
@@ -76,7 +78,8 @@ _HINTS = (
     ),
     (
         r"UNIMPLEMENTED|\b404\b|\b405\b",
-        "it does not take this signal: give it a pipeline, or set OTEL_…_EXPORTER=none",
+        "it does not take this signal: give it a pipeline, or do not select the signal; "
+        "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events",
     ),
     (
         r"(?i)refused|failed to connect|Name or service|name resolution|DNS|unreachable|No route",
@@ -119,6 +122,28 @@ def name_endpoint(signal: str, protocol: str) -> str:
     return show_endpoint(endpoint or _DEFAULT_ENDPOINT[protocol])
 
 
+def explain_path(url: str, signal: str) -> str:
+    """Return what is wrong with the path of a signal's URL, which is not printed; empty if nothing.
+
+    >>> explain_path("http://collector:4318/v1/traces/v1/traces", "traces")
+    'OTEL_EXPORTER_OTLP_ENDPOINT takes no signal path: leave out its /v1/traces, which is added'
+    >>> explain_path("http://collector:4318", "traces")
+    'its address has to end in /v1/traces: nothing is added to OTEL_EXPORTER_OTLP_TRACES_ENDPOINT'
+    >>> explain_path("http://collector:4318/v1/traces", "traces")
+    ''
+    """
+    path = re.sub(r"[?#].*", "", url).rstrip("/")
+    if twice := re.search(r"(/v1/(?:traces|metrics|logs))/*/v1/\w+$", path):
+        return (
+            "OTEL_EXPORTER_OTLP_ENDPOINT takes no signal path: "
+            f"leave out its {twice[1]}, which is added"
+        )
+    if not path.endswith(f"/v1/{signal}"):
+        variable = f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"
+        return f"its address has to end in /v1/{signal}: nothing is added to {variable}"
+    return ""
+
+
 def explain(endpoint: str, protocol: str, answer: Answer) -> str:
     """Return what is wrong at an endpoint and what to do.
 
@@ -128,7 +153,7 @@ def explain(endpoint: str, protocol: str, answer: Answer) -> str:
     start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT
     """
     complaint = _COMPLAINTS.get(answer.kind, "accepts only a part of the data")
-    hint = _find_hint(endpoint, protocol, answer)
+    hint = answer.hint or _find_hint(endpoint, protocol, answer)
     return f"{endpoint} {complaint} ({_shorten(answer.detail)}); {hint}"
 
 

@@ -8,6 +8,7 @@ session and any exporter can use.
 from __future__ import annotations
 
 import contextlib
+import copy
 import socket
 import threading
 import time
@@ -35,6 +36,21 @@ def bound_session(session: requests.Session) -> requests.Session:
         session.mount(scheme, BoundedAdapter())
     session.headers["Accept-Encoding"] = "identity"
     return session
+
+
+def copy_session(session: requests.Session) -> requests.Session:
+    """Return a bounded session with the settings of another one; that one itself if it connects or
+    authenticates in a way of its own.
+    """
+    adapters = session.adapters.values()
+    is_plain = type(session) is requests.Session and {*map(type, adapters)} == {HTTPAdapter}
+    if not is_plain:
+        return session
+    own = requests.Session()
+    for name in requests.Session.__attrs__:
+        if name != "adapters":
+            setattr(own, name, copy.copy(getattr(session, name)))
+    return bound_session(own)
 
 
 class BoundedAdapter(HTTPAdapter):

@@ -56,10 +56,14 @@ class Transport(Protocol):
     """Sends batches. Used by one thread, except for `shutdown`.
 
     connected_at: when the last connection was made, by `time.monotonic`; 0 if that is not known.
+    has_connected: whether a connection was ever made; True if that is not known.
     """
 
     @property
     def connected_at(self) -> float: ...
+
+    @property
+    def has_connected(self) -> bool: ...
 
     def encode(self, item: QueueItem) -> tuple[list[Any], int]:
         """Return the item as a part of what `send` takes, and its size in bytes."""
@@ -278,14 +282,18 @@ class ExportQueue:
             except RuntimeError:  # the interpreter is exiting, `wait` does what can be done
                 pass
 
-    def drain(self, deadline: float) -> None:
-        """Send what is queued now, and wait for it until `deadline` unless the endpoint fails."""
+    def begin_drain(self) -> None:
+        """Send what is queued now at once."""
+        with self._condition:
+            if self._thread is not None and self._phase is _Phase.RUNNING:
+                self._phase = _Phase.DRAINING
+                self._condition.notify_all()
+
+    def wait_drained(self, deadline: float) -> None:
+        """Wait until what is queued is sent, until `deadline` and unless the endpoint fails."""
         with self._condition:
             if self._thread is None:
                 return
-            if self._phase is _Phase.RUNNING:
-                self._phase = _Phase.DRAINING
-            self._condition.notify_all()
             self._condition.wait_for(self._is_drained, max(0.0, deadline - time.monotonic()))
             if self._phase is _Phase.DRAINING:
                 self._phase = _Phase.RUNNING
@@ -333,9 +341,11 @@ class ExportQueue:
         self._done.wait(max(0.0, deadline - time.monotonic()))
 
     def _waits_until(self) -> float:
+        transport = self._transport
         return self._patience.waits_until(
             is_hopeless=self._health is _Health.NEVER_WORKED,
-            connected=0.0 if self._transport is None else self._transport.connected_at,
+            connected=0.0 if transport is None else transport.connected_at,
+            has_connected=transport is not None and transport.has_connected,
         )
 
     def _lose_remaining(self) -> None:

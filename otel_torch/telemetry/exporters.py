@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from otel_torch.process.console import say_once
 from otel_torch.settings import split_list
+from otel_torch.telemetry.answer import explain_path
 
 OTEL_SIGNALS = ("traces", "metrics", "logs")
 # the OpenTelemetry signal that carries each signal of OTEL_TORCH_SIGNALS
@@ -89,6 +90,14 @@ def _has_endpoint(signal: str, environ: Mapping[str, str]) -> bool:
     return any(environ.get(name, "").strip() for name in names)
 
 
+def _check_endpoint(signal: str, environ: Mapping[str, str]) -> None:
+    """Report an endpoint of all signals whose path is that of one."""
+    own = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "").strip()
+    shared = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    if shared and not own and (mistake := explain_path(f"{shared}/v1/{signal}", signal)):
+        say_once(mistake)
+
+
 def _read_exporter_names(signal: str, environ: Mapping[str, str]) -> list[str]:
     names = split_list(environ.get(f"OTEL_{signal.upper()}_EXPORTER", ""))
     if names:
@@ -113,6 +122,8 @@ def _make_resolver(signal: str, environ: Mapping[str, str]) -> Callable[[str], s
                 f"{variable}={protocol!r} is not supported, {signal} are not sent; "
                 f"use {' or '.join(_EXPORTER_BY_PROTOCOL)}"
             )
+        elif protocol != "grpc":
+            _check_endpoint(signal, environ)
         return _EXPORTER_BY_PROTOCOL.get(protocol)
 
     return resolve

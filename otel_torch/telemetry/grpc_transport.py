@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import zlib
 from importlib import import_module
@@ -11,7 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torch.telemetry.answer import ANSWER_BYTES, Answer, AnswerKind
-from otel_torch.telemetry.otlp_transport import OtlpTransport
+from otel_torch.telemetry.otlp_transport import CHANNEL_OPTIONS, OtlpTransport
 
 _KINDS: dict[str, AnswerKind] = {
     "UNAVAILABLE": "unavailable",
@@ -26,10 +27,18 @@ _READY = 2  # state of a channel
 
 
 class GrpcTransport(OtlpTransport):
-    """OTLP over gRPC, by the channel of the SDK's exporter."""
+    """OTLP over gRPC, by the channel of the SDK's exporter, or one like it."""
 
-    def __init__(self, signal: str, resource: Resource, scope: InstrumentationScope) -> None:
-        super().__init__(signal, resource, scope, "grpc")
+    def __init__(
+        self,
+        signal: str,
+        resource: Resource,
+        scope: InstrumentationScope,
+        exporter: Any = None,
+    ) -> None:
+        super().__init__(signal, resource, scope, "grpc", exporter)
+        if self.is_of_program:
+            self.exporter = _with_channel_of_its_own(exporter)
         self._channel = self.exporter._channel
         self._metadata, self._timeout_s = self.exporter._headers, self.exporter._timeout
         service = self.names.service
@@ -54,6 +63,19 @@ class GrpcTransport(OtlpTransport):
 
     def disconnect(self) -> None:
         self._channel.close()
+
+    def shutdown(self) -> None:
+        self._channel.close()
+
+
+def _with_channel_of_its_own(exporter: Any) -> Any:
+    """Return a copy of an exporter: closing its channel leaves the exporter's open."""
+    exporter = copy.copy(exporter)
+    ours = dict(CHANNEL_OPTIONS)
+    theirs = [option for option in exporter._channel_options if option[0] not in ours]
+    exporter._channel_options = (*theirs, *CHANNEL_OPTIONS)
+    exporter._initialize_channel_and_stub()
+    return exporter
 
 
 def _decompress(response: bytes) -> bytes:

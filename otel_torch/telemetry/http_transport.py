@@ -11,7 +11,8 @@ import requests
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from otel_torch.telemetry.answer import Answer, AnswerKind
+from otel_torch.telemetry.answer import Answer, AnswerKind, explain_path
+from otel_torch.telemetry.bounded_http import copy_session
 from otel_torch.telemetry.otlp_transport import OtlpTransport
 
 _KINDS: dict[int, AnswerKind] = {
@@ -24,12 +25,20 @@ _KINDS: dict[int, AnswerKind] = {
 
 
 class HttpTransport(OtlpTransport):
-    """OTLP over HTTP, by the session of the SDK's exporter."""
+    """OTLP over HTTP, by the session of the SDK's exporter, or one like it."""
 
-    def __init__(self, signal: str, resource: Resource, scope: InstrumentationScope) -> None:
-        super().__init__(signal, resource, scope, "http")
+    def __init__(
+        self,
+        signal: str,
+        resource: Resource,
+        scope: InstrumentationScope,
+        exporter: Any = None,
+    ) -> None:
+        super().__init__(signal, resource, scope, "http", exporter)
         client = self.exporter._client
-        self._session: Any = client._transport._session
+        session: Any = client._transport._session
+        self._session = copy_session(session) if self.is_of_program else session
+        self._is_shared = self.is_of_program and self._session is session
         self._url: str = client._endpoint
         self._adapter: Any = self._session.get_adapter(self._url)
         self._headers, self._timeout_s = client._headers, client._timeout
@@ -37,11 +46,11 @@ class HttpTransport(OtlpTransport):
 
     @property
     def has_connected(self) -> bool:
-        return self.connected_at > 0
+        return self._is_shared or self.connected_at > 0
 
     @property
     def connected_at(self) -> float:
-        connected_at: float = self._adapter.connected_at
+        connected_at: float = getattr(self._adapter, "connected_at", 0.0)
         return connected_at
 
     def send_request(self, request: bytes) -> Answer:
@@ -59,10 +68,18 @@ class HttpTransport(OtlpTransport):
             return self.read_response(response.content)
         kind = _KINDS.get(response.status_code, "refused")
         detail = f"HTTP {response.status_code} {response.reason or ''}".strip()
-        return Answer(kind, detail, wait_s=_read_wait(response.headers.get("retry-after")))
+        wait_s = _read_wait(response.headers.get("retry-after"))
+        is_unknown = response.status_code in (404, 405)
+        hint = explain_path(self._url, self.signal) if is_unknown else ""
+        return Answer(kind, detail, wait_s=wait_s, hint=hint)
 
     def disconnect(self) -> None:
-        self._adapter.cancel()
+        if not self._is_shared:
+            self._adapter.cancel()
+
+    def shutdown(self) -> None:
+        if not self._is_shared:
+            self._session.close()
 
 
 def _read_wait(retry_after: str | None) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from opentelemetry import context as context_api
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Span, SpanProcessor, SynchronousMultiSpanProcessor, Tracer
+from opentelemetry.sdk.trace import Span, SpanProcessor, Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.trace import (
     Link,
@@ -35,11 +35,15 @@ from opentelemetry.trace import Span as AnySpan
 
 from otel_torch.regions.closer import DeviceTimer, RegionCloser, RegionEntry, RegionLabel
 from otel_torch.telemetry.ids import PrivateIds, private
+from otel_torch.telemetry.program_route import can_replace_processors
 from otel_torch.telemetry.providers import is_always_sampling, is_sdk_counting_spans
 
 # seconds for which an export thread waits for a span's device time; after the first that takes
 # longer it waits for none
 MAX_DEVICE_WAIT_S = 0.5
+
+# more than a region's label has
+_LABEL_ATTRIBUTES = 16
 
 # -- the current span
 
@@ -226,6 +230,12 @@ class _SdkSpan(Span):
     """The SDK's span, which can only be constructed as a subclass."""
 
 
+def are_light_spans_made() -> bool:
+    """Return whether this version of the SDK has the private names that light spans use."""
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("otel_torch")
+    return LightTracer.of(tracer, collects=False) is not None
+
+
 def _overrides(processor: Any, method: str) -> bool:
     """Return whether a processor overrides a method that the SDK's own processors leave empty."""
     sdk_classes = (SpanProcessor, BatchSpanProcessor, SimpleSpanProcessor)
@@ -240,13 +250,15 @@ class LightTracer:
 
     Args:
         tracer: the tracer that it replaces.
-        collects: whether ended spans are held back for `SpanSink.release_spans`, which exports
-            them, instead of given to the processors.
+        put: enqueues ended spans, which are held back for `SpanSink.release_spans`; None to give
+            them to the processors.
     """
 
-    def __init__(self, tracer: Tracer, *, collects: bool) -> None:
-        self.tracer, self.collects = tracer, collects
+    def __init__(self, tracer: Tracer, put: Callable[[Sequence[Any]], None] | None) -> None:
+        self.tracer, self.put = tracer, put
         self.limits, self.scope = tracer._span_limits, tracer._instrumentation_scope
+        most = self.limits.max_span_attributes
+        self.may_drop_attributes = most is not None and most < _LABEL_ATTRIBUTES
         self.config = tracer._tracer_config
         self.multi_processor: Any = tracer.span_processor
         self.processors: tuple[Any, ...] = self.multi_processor._span_processors
@@ -285,18 +297,18 @@ class LightTracer:
         ]
 
     @classmethod
-    def of(cls, tracer: Any, *, collects: bool) -> LightTracer | None:
+    def of(
+        cls, tracer: Any, put: Callable[[Sequence[Any]], None] | None = None
+    ) -> LightTracer | None:
         """Return a light tracer, or None if `tracer` is not the SDK's, or not as expected."""
         try:
-            if type(tracer) is not Tracer:
-                return None
-            if type(tracer.span_processor) is not SynchronousMultiSpanProcessor:
+            if not can_replace_processors(tracer):
                 return None
             if not tracer._tracer_config.is_enabled or is_sdk_counting_spans():
                 return None
             if not has_expected_parts(tracer):
                 return None
-            return cls(tracer, collects=collects)
+            return cls(tracer, put)
         except Exception:  # this version of the SDK lacks a private name
             return None
 
@@ -373,7 +385,7 @@ class LightTracer:
     def end(self, span: LightSpan, end_ns: int) -> None:
         """End a span; the processors get it now, or from `release_spans` if they would wait."""
         span._end_time = end_ns
-        if self.collects or (span.device_timer is not None and not self.can_wait):
+        if self.put is not None or (span.device_timer is not None and not self.can_wait):
             span.awaits_release = True
         else:
             self.process(span)

@@ -7,7 +7,6 @@ is dropped for that is counted.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -26,13 +25,15 @@ from opentelemetry.sdk.metrics import (
     ObservableCounter,
     UpDownCounter,
 )
-from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
 
 import otel_torch
 from otel_torch.process.console import say_once
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
+from otel_torch.telemetry import self_observation
 from otel_torch.telemetry.attributes import (
     ACTIVATION,
     COUNTERS,
@@ -52,6 +53,7 @@ from otel_torch.telemetry.queue_items import (
     iterate_metrics,
     make_metric_items,
 )
+from otel_torch.telemetry.temporality import read_temporalities
 from otel_torch.telemetry.training import is_training_step, rate_records
 from otel_torch.training_quantities import STEP_DURATION
 
@@ -69,24 +71,13 @@ _DURATION_BOUNDS_S = [
 ]
 _REGION_KINDS = frozenset({"region", "natural", "stage"})
 
-# OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: which instruments are delta
-_DELTA_INSTRUMENTS: dict[str, tuple[type, ...]] = {
-    "CUMULATIVE": (),
-    "DELTA": (Counter, Histogram, ObservableCounter),
-    "LOWMEMORY": (Counter, Histogram),
-}
-
-
-def _read_temporalities() -> dict[type, AggregationTemporality]:
-    preference = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "")
-    instruments = _DELTA_INSTRUMENTS.get(preference.strip().upper(), ())
-    return dict.fromkeys(instruments, AggregationTemporality.DELTA)
-
 
 class _Instruments:
     """The counters and histograms of one meter."""
 
-    def __init__(self, meter: Meter, losses: Losses) -> None:
+    def __init__(
+        self, meter: Meter, losses: Losses, count_sent: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._counters = {
             name: meter.create_counter(name, unit, text) for name, (unit, text) in COUNTERS.items()
         }
@@ -107,6 +98,7 @@ class _Instruments:
         meter.create_observable_counter(
             "otel_torch.records.dropped", [observe], "{record}", "What did not arrive, and why"
         )
+        self_observation.create_counters(meter, losses, count_sent)
 
     def count(self, record: Record, attributes: dict[str, Any]) -> None:
         """Add a record to the counters; `attributes` are those of its series."""
@@ -153,7 +145,7 @@ class MetricSink(Sink):
         self._state_lock = (
             threading.RLock()
         )  # guards the series, the instruments and the histograms
-        start_ns, delta = time.time_ns(), Histogram in _read_temporalities()
+        start_ns, delta = time.time_ns(), Histogram in read_temporalities()
         self._magnitudes: MagnitudeMetric[SeriesKey] = MagnitudeMetric(
             _MAGNITUDE, _MAGNITUDE_TEXT, start_ns, delta=delta
         )
@@ -181,7 +173,7 @@ class MetricSink(Sink):
     def _add_duration(self, metric: str, scope: Scope, series: object) -> None:
         """Add the duration of a scope to a histogram, in the series of a region or a model."""
         seconds = max(0, scope.end_ns - scope.start_ns) / 1e9
-        provider = self._pipelines.provider("metrics")
+        provider = self._pipelines.provider_to_call("metrics")
         if provider is not None:
             histogram = self._program_meter(provider).instruments.durations[metric]
             histogram.record(seconds, {_DURATIONS[metric][1]: str(series)})
@@ -196,7 +188,7 @@ class MetricSink(Sink):
             return []
         model = scope.attributes.get("torch.model")
         attributes = {"torch.model": str(model)} if model is not None else {}
-        provider = self._pipelines.provider("metrics")
+        provider = self._pipelines.provider_to_call("metrics")
         if provider is not None:
             self._program_meter(provider).gauge("torch.step").set(step, attributes)
             return []
@@ -219,7 +211,7 @@ class MetricSink(Sink):
         with self._batches_lock:
             items = self._take_step()
         self._enqueue(items)
-        if self._losses.items() and self._pipelines.provider("metrics") is None:
+        if self._losses.items() and self._pipelines.provider_to_call("metrics") is None:
             self._pipelines.start("metrics")
 
     def _take_step(self) -> list[QueueItem]:
@@ -229,7 +221,7 @@ class MetricSink(Sink):
         batches, self._batches = self._batches, []
         if not batches:
             return []
-        provider = self._pipelines.provider("metrics")
+        provider = self._pipelines.provider_to_call("metrics")
         if provider is not None:
             self._export_by_program(provider, batches)
             return []
@@ -318,7 +310,9 @@ class MetricSink(Sink):
         entry = self._program_meters.get(id(provider))
         if entry is None:
             meter = provider.get_meter("otel_torch", otel_torch.__version__)
-            entry = _ProgramMeter(meter, _Instruments(meter, self._losses))
+            entry = _ProgramMeter(
+                meter, _Instruments(meter, self._losses, self._pipelines.count_sent)
+            )
             self._program_meters[id(provider)] = entry
         return entry
 
@@ -329,17 +323,17 @@ class MetricSink(Sink):
             instruments = (Counter, Histogram, ObservableCounter, UpDownCounter)
             limits: Any = dict.fromkeys(instruments, max(self._limit, 1) + 1000)
             self._reader = InMemoryMetricReader(
-                preferred_temporality=_read_temporalities(), cardinality_limits=limits
+                preferred_temporality=read_temporalities(), cardinality_limits=limits
             )
             self._provider = MeterProvider(
                 [self._reader],
-                resource=self._pipelines.resource,
+                resource=Resource.get_empty(),  # the queue has that of the signal
                 # exemplars draw from the program's random numbers
                 exemplar_filter=AlwaysOffExemplarFilter(),
                 shutdown_on_exit=False,
             )
             meter = self._provider.get_meter("otel_torch", otel_torch.__version__)
-            self._own = _Instruments(meter, self._losses)
+            self._own = _Instruments(meter, self._losses, self._pipelines.count_sent)
         return self._own
 
     def _collect(self) -> list[QueueItem]:
@@ -353,7 +347,7 @@ class MetricSink(Sink):
                 self._magnitudes.collect(attributes, now),
                 *(durations.collect(now) for durations in self._durations.values()),
             ]
-            if self._pipelines.provider("metrics") is None:
+            if self._pipelines.provider_to_call("metrics") is None:
                 self._own_instruments()
             reader = self._reader
         metrics = list(iterate_metrics(reader.get_metrics_data())) if reader is not None else []

@@ -140,6 +140,11 @@ class FileTransport:
         """0: there is no connection."""
         return 0.0
 
+    @property
+    def has_connected(self) -> bool:
+        """False: likewise."""
+        return False
+
     def report_silence(self) -> None:
         """Say nothing: a disk is waited for."""
 

@@ -1,8 +1,9 @@
 """Converts OTLP requests to lines of JSON and back, in the format of OpenTelemetry's file exporter:
 one request per line.
 
-Written by hand because protobuf's JSON takes 8 times as long for a span of 300 records (98 µs a
-record, ours 12), in a thread that holds the interpreter's lock, so the program would wait for it.
+Written by hand because OpenTelemetry's own encoder (`opentelemetry-exporter-otlp-json-common`
+0.66b1) takes 5 times as long for a span of 300 records (60 µs a record, ours 12), and protobuf's
+JSON 8 times, in a thread that holds the interpreter's lock, so the program would wait for it.
 
 `write_line` works on the bytes that are sent, with the message types of opentelemetry-proto. Names,
 shapes and keys that repeat every step are converted once and cached. As OTLP requires, ids are
@@ -26,6 +27,34 @@ import msgspec
 from otel_torch.telemetry.otlp_requests import SHAPES, request_class
 
 _HEXADECIMAL = frozenset({"trace_id", "span_id", "parent_span_id"})
+_ID_BYTES = (8, 16)
+# before OTLP 0.19; their content is the same
+_OLD_NAMES = {
+    "instrumentationLibrarySpans": "scope_spans",
+    "instrumentationLibraryMetrics": "scope_metrics",
+    "instrumentationLibraryLogs": "scope_logs",
+    "instrumentation_library_spans": "scope_spans",
+    "instrumentation_library_metrics": "scope_metrics",
+    "instrumentation_library_logs": "scope_logs",
+    "instrumentationLibrary": "scope",
+    "instrumentation_library": "scope",
+    "logs": "log_records",
+}
+# message type -> the fields that hold its spans, points or records
+_CONTENTS = {
+    "ResourceSpans": {"scope_spans"},
+    "ResourceMetrics": {"scope_metrics"},
+    "ResourceLogs": {"scope_logs"},
+    "ScopeSpans": {"spans"},
+    "ScopeMetrics": {"metrics"},
+    "ScopeLogs": {"log_records"},
+    "Metric": {"gauge", "sum", "histogram", "exponential_histogram", "summary"},
+    "Gauge": {"data_points"},
+    "Sum": {"data_points"},
+    "Histogram": {"data_points"},
+    "ExponentialHistogram": {"data_points"},
+    "Summary": {"data_points"},
+}
 # the message type of attributes, most of which repeat
 _ATTRIBUTE = "opentelemetry.proto.common.v1.KeyValue"
 _CACHE_SIZE = 65536
@@ -319,6 +348,24 @@ def _read_bytes(value: Any) -> bytes:
     return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
 
 
+def _read_id(value: Any) -> bytes:
+    text = _read_text(value)
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        pass
+    try:
+        is_base64 = len(_read_bytes(text)) in _ID_BYTES
+    except ValueError:
+        is_base64 = False
+    if is_base64:
+        raise ValueError(
+            "its ids are in base64, as protobuf writes JSON, and those of OTLP JSON are "
+            "hexadecimal; write it with an exporter of OTLP JSON"
+        )
+    raise ValueError(f"{_shorten(text)} is not a hexadecimal id")
+
+
 def _read_enum(value: Any, *, values: Any) -> int:
     """Accept numbers, which OTLP requires, and names, which protobuf's JSON has."""
     if isinstance(value, str) and value in values:
@@ -339,7 +386,7 @@ def _find_reader(field: Any) -> Callable[[Any], Any]:
     if field.type == _MESSAGE:
         return _message_reader(field.message_type)
     if field.type == _BYTES:
-        return bytes.fromhex if field.name in _HEXADECIMAL else _read_bytes
+        return _read_id if field.name in _HEXADECIMAL else _read_bytes
     if field.type == _ENUM:
         return partial(_read_enum, values=field.enum_type.values_by_name)
     return _SCALAR_READERS.get(field.type, _read_integer)
@@ -359,6 +406,9 @@ class _MessageReader:
         for field in self._descriptor.fields:
             entry = field.name, _is_repeated(field), _find_reader(field)
             fields[field.json_name] = fields[field.name] = entry
+        for old, name in _OLD_NAMES.items():
+            if name in fields:
+                fields.setdefault(old, fields[name])
         return fields
 
     def __call__(self, value: Any) -> dict[str, Any]:
@@ -373,10 +423,19 @@ class _MessageReader:
             if not repeated:
                 arguments[name] = read(item)
             elif isinstance(item, list):
-                arguments[name] = [read(element) for element in item]
+                arguments.setdefault(name, []).extend([read(element) for element in item])
             else:
                 raise TypeError(f"{_shorten(item)} in place of the list {key}")
+        contents = _CONTENTS.get(self._descriptor.name)
+        if contents is not None and contents.isdisjoint(arguments):
+            self._check_unknown(value, fields)
         return arguments
+
+    def _check_unknown(self, value: dict[str, Any], fields: dict[str, Any]) -> None:
+        """Raise TypeError if the content is under a name that is unknown, or it would be lost."""
+        for key, item in value.items():
+            if key not in fields and isinstance(item, (list, dict)) and item:
+                raise TypeError(f"unknown field {_shorten(key)} of {self._descriptor.name}")
 
 
 @cache
@@ -390,7 +449,9 @@ def _shorten(value: Any) -> str:
 
 
 def read_line(line: bytes | str) -> tuple[str, Any]:
-    """Return the signal of a line and its Export…ServiceRequest as a protobuf message.
+    """Return the signal of a document and its Export…ServiceRequest as a protobuf message.
+
+    A list of requests of one signal is read as one request.
 
     Raises:
         NotOtlp: the line is not OTLP JSON.
@@ -403,9 +464,23 @@ def read_line(line: bytes | str) -> tuple[str, Any]:
         value = _decode_json(line)
     except (ValueError, RecursionError) as error:
         raise NotOtlp(f"not JSON: {error}") from None
+    if not isinstance(value, list):
+        return _read_request(value)
+    (signal, request), *others = map(_read_request, value or [value])
+    for other_signal, other_request in others:
+        if other_signal != signal:
+            raise NotOtlp("a list of requests of several signals; write one a line")
+        request.MergeFrom(other_request)
+    return signal, request
+
+
+def _read_request(value: Any) -> tuple[str, Any]:
+    """Return the signal and the request of one JSON object."""
     if not isinstance(value, dict):
         raise NotOtlp(f"{_shorten(value)} is not an object")
-    signals = [signal for signal, shape in SHAPES.items() if shape.json_key in value]
+    signals = [
+        signal for signal, shape in SHAPES.items() if {shape.json_key, shape.resources} & set(value)
+    ]
     if len(signals) != 1:
         keys = ", ".join(shape.json_key for shape in SHAPES.values())
         count = "several" if signals else "none"

@@ -18,12 +18,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torch.process.console import say_once
 from otel_torch.telemetry import otlp_protobuf
-from otel_torch.telemetry.answer import ANSWER_BYTES, Answer, explain, name_endpoint
+from otel_torch.telemetry.answer import ANSWER_BYTES, Answer, explain, name_endpoint, show_endpoint
 
 # how long an answer may take unless OTEL_EXPORTER_OTLP_TIMEOUT is set
 TIMEOUT_S = 5.0
 # of a gRPC channel: an answer is bounded, and not decompressed by gRPC, which would not bound it
-_CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", ANSWER_BYTES),
     ("grpc.per_message_decompression", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
@@ -101,21 +101,35 @@ class ReportingTransport:
 class OtlpTransport(ReportingTransport):
     """Sends messages of bytes to the endpoint of the SDK's exporter, one attempt each: the
     exporter's own retries know no end of the program.
+
+    Args:
+        exporter: of the program, whose settings are used and which is left alone; None for one of
+            the standard variables.
     """
 
     def __init__(
-        self, signal: str, resource: Resource, scope: InstrumentationScope, protocol: str
+        self,
+        signal: str,
+        resource: Resource,
+        scope: InstrumentationScope,
+        protocol: str,
+        exporter: Any = None,
     ) -> None:
         super().__init__(signal, resource, scope)
         self.protocol = protocol
-        self.endpoint = name_endpoint(signal, protocol)
+        self.endpoint = (
+            name_endpoint(signal, protocol)
+            if exporter is None
+            else show_endpoint(exporter._endpoint)
+        )
         self.names = SIGNALS[signal]
         self._head = encode_head(resource, scope)
         service = import_module(
             f"opentelemetry.proto.collector.{self.names.service}.v1.{self.names.service}_service_pb2"
         )
         self._response: Any = getattr(service, f"{self.names.response}Response")
-        self.exporter: Any = make_exporter(signal, protocol)
+        self.is_of_program = exporter is not None
+        self.exporter: Any = exporter if self.is_of_program else make_exporter(signal, protocol)
         self._is_cancelled = False
 
     def encode(self, item: Any) -> tuple[list[Any], int]:
@@ -158,7 +172,7 @@ class OtlpTransport(ReportingTransport):
 
     def shutdown(self) -> None:
         """Close the connection."""
-        self.exporter.shutdown()
+        raise NotImplementedError
 
 
 def _read_varint(data: bytes) -> int:
@@ -187,7 +201,7 @@ def make_exporter(signal: str, protocol: str) -> Any:
     has_timeout = any(os.environ.get(name) for name in timeouts)
     arguments: dict[str, Any] = {} if has_timeout else {"timeout": TIMEOUT_S}
     if protocol == "grpc":
-        arguments["channel_options"] = _CHANNEL_OPTIONS
+        arguments["channel_options"] = CHANNEL_OPTIONS
     else:
         arguments["session"] = _make_session(signal)
     return getattr(module, names.exporter)(**arguments)

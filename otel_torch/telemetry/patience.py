@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# the share of the time at the end that a message gets, unless earlier answers took longer
+# the share of the time at the end that a message gets, unless earlier answers took longer: as long
+# as it waits for a connection, and once it has one
 ANSWER_SHARE = 0.5
+CONNECTED_SHARE = 0.72
 
 
 class Pace:
@@ -67,10 +69,15 @@ class Patience:
 
     @property
     def answer_s(self) -> float:
-        """How long a message may take at the end, in seconds."""
-        return max(ANSWER_SHARE * (self._deadline - self._closed), 2 * self._pace.slowest_s)
+        """How long a message without a connection may take at the end, in seconds."""
+        return self._answer_s(ANSWER_SHARE)
 
-    def waits_until(self, *, is_hopeless: bool, connected: float = 0.0) -> float:
+    def _answer_s(self, share: float) -> float:
+        return max(share * (self._deadline - self._closed), 2 * self._pace.slowest_s)
+
+    def waits_until(
+        self, *, is_hopeless: bool, connected: float = 0.0, has_connected: bool = False
+    ) -> float:
         """Return when to stop waiting, by the clock: the deadline while no message is in flight.
 
         Args:
@@ -78,9 +85,11 @@ class Patience:
                 sent before the end gets no more time because of it.
             connected: when the connection was made, by the clock; 0 if it was not, or if that is
                 not known. A far endpoint, or one with TLS, takes a while to connect.
+            has_connected: whether a connection was made: then the endpoint may be slow, not dead.
         """
         begun = self._begun
         if begun is None or self._is_local:
             return self._deadline
         since = max(begun, connected, begun if is_hopeless else self._closed)
-        return min(self._deadline, since + self.answer_s)
+        share = CONNECTED_SHARE if has_connected and not is_hopeless else ANSWER_SHARE
+        return min(self._deadline, since + self._answer_s(share))

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk._logs import LogRecordLimits, ReadableLogRecord
 from opentelemetry.sdk.metrics.export import (
     Gauge,
     Metric,
@@ -45,7 +47,12 @@ from otel_torch.telemetry.attributes import (
 CHUNK_BYTES = 1_000_000
 # records of any other item. With long names that may still be too large; then it is split again
 CHUNK_RECORDS = 1000
-_EMPTY_RESOURCE = Resource.get_empty()
+_EMPTY_RESOURCE, _EMPTY_SCOPE = Resource.get_empty(), InstrumentationScope("otel_torch")
+
+
+def _encode_item(message: Any) -> bytes:
+    """Return a log record or metric of protobuf as a piece of a request."""
+    return otlp_protobuf.encode_field(otlp_protobuf.ITEM_FIELD, message.SerializeToString())
 
 
 class QueueItem(Protocol):
@@ -206,18 +213,27 @@ class SpanItem(_IndivisibleItem):
 
 @dataclass(frozen=True, slots=True)
 class LogItem(_RecordsItem):
-    """Records as log records, all with the trace context of one span or of none."""
+    """Records as log records, all with the trace context of one span or of none.
+
+    Args:
+        limits: those of the SDK if they may drop any attribute.
+    """
 
     records: Sequence[Record]
     size: int
     observed_ns: int
     span: SpanContext | None
+    limits: LogRecordLimits | None = None
 
     @property
     def counts(self) -> dict[str, int]:
         return {"log_event": len(self.records)}
 
     def encode(self) -> list[bytes]:
+        if self.limits is not None:
+            request = encode_logs(self.to_sdk_objects(_EMPTY_RESOURCE, _EMPTY_SCOPE))
+            logs = request.resource_logs[0].scope_logs[0].log_records
+            return [_encode_item(log) for log in logs]
         trace_id = span_id = flags = 0
         if self.span:
             trace_id, span_id = self.span.trace_id, self.span.span_id
@@ -227,10 +243,23 @@ class LogItem(_RecordsItem):
         )
 
     def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        return [
-            ReadableLogRecord(make_log_record(record, self.span, self.observed_ns), resource, scope)
-            for record in self.records
-        ]
+        logs = []
+        for record in self.records:
+            log = make_log_record(record, self.span, self.observed_ns)
+            if self.limits is not None:
+                log.attributes = _bounded(log.attributes, self.limits)
+            logs.append(ReadableLogRecord(log, resource, scope, self.limits))
+        return logs
+
+
+def _bounded(attributes: Any, limits: LogRecordLimits) -> BoundedAttributes:
+    return BoundedAttributes(
+        limits.max_log_record_attributes,
+        attributes,
+        immutable=False,
+        max_value_len=limits.max_log_record_attribute_length,
+        extended_attributes=True,
+    )
 
 
 def make_log_record(record: Record, span: SpanContext | None, observed_ns: int) -> LogRecord:
@@ -322,13 +351,10 @@ class MetricItem(_IndivisibleItem):
         return {"metric_point": len(self.metric.data.data_points)}
 
     def encode(self) -> list[bytes]:
-        scope_metrics = ScopeMetrics(InstrumentationScope("otel_torch"), [self.metric], "")
+        scope_metrics = ScopeMetrics(_EMPTY_SCOPE, [self.metric], "")
         data = MetricsData([ResourceMetrics(_EMPTY_RESOURCE, [scope_metrics], "")])
         metrics = encode_metrics(data).resource_metrics[0].scope_metrics[0].metrics
-        return [
-            otlp_protobuf.encode_field(otlp_protobuf.ITEM_FIELD, metric.SerializeToString())
-            for metric in metrics
-        ]
+        return [_encode_item(metric) for metric in metrics]
 
     def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         return [self.metric]

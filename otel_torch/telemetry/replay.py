@@ -1,5 +1,4 @@
-"""Sends files of OTLP JSON lines to an endpoint: those of OTEL_TORCH_OTLP_FILE, or of any file
-exporter.
+"""Sends files of OTLP JSON to an endpoint: those of OTEL_TORCH_OTLP_FILE, or of any file exporter.
 
 May be cut off at any time and started again: what was acknowledged is stored beside each file
 (`send_progress`).
@@ -9,13 +8,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from otel_torch.recording.input_file import NotReadable, require_regular_file
+from otel_torch.recording.file_kinds import OTLP, identify, recognize, refusal
+from otel_torch.recording.input_file import (
+    NotReadable,
+    is_compressed,
+    open_once,
+    require_regular_file,
+)
+from otel_torch.recording.json_documents import Document, iterate_documents
+from otel_torch.recording.metadata import METADATA_SUFFIX
 from otel_torch.telemetry.replay_endpoint import Endpoint, ReplayError
 from otel_torch.telemetry.send_progress import SendProgress
 
@@ -23,7 +32,6 @@ from otel_torch.telemetry.send_progress import SendProgress
 MESSAGE_BYTES = 2 * 2**20
 # a single line beyond this is sent in parts
 LINE_BYTES = 7 * 2**19
-_SUFFIXES = (".jsonl", ".json")
 _ITEM_NAMES = {"traces": "spans", "metrics": "data_points", "logs": "log_records"}
 
 Report = Callable[[str], None]
@@ -116,15 +124,18 @@ def _find_in_folder(folder: Path, name: str, report: Report) -> dict[Path, str |
     files: dict[Path, str | None] = {}
     skipped: list[Path] = []
     for path in sorted(folder.rglob("*")):
-        is_candidate = path.suffix in _SUFFIXES and not path.name.endswith(".meta.json")
-        if not is_candidate or path.name.startswith(".") or not path.is_file():
+        if path.name.startswith(".") or path.name.endswith(METADATA_SUFFIX) or not path.is_file():
             continue
         try:
             files[path] = _read_signal(path)
         except ReplayError:
-            skipped.append(path)
+            kind = identify(path)
+            if kind is not None and kind.may_hold_otlp:
+                files[path] = None  # sending it says what is wrong, and counts it
+            else:
+                skipped.append(path)
     if not files:
-        raise ReplayError(f"{name}: holds no files of OTLP JSON lines")
+        raise ReplayError(f"{name}: holds no files of OTLP JSON")
     if skipped:
         count = f"{len(skipped):,} file{'s' * (len(skipped) != 1)}"
         report(f"{name}: {count} without OTLP skipped, such as {skipped[0].name}")
@@ -132,24 +143,34 @@ def _find_in_folder(folder: Path, name: str, report: Report) -> dict[Path, str |
 
 
 def _read_signal(path: Path) -> str | None:
-    """Return the signal of a file's first line; None if the file is empty or cut off there."""
-    from otel_torch.telemetry.otlp_json import NotOtlp, read_line
+    """Return the signal of a file's first document; None if the file is empty or cut off there."""
+    from otel_torch.telemetry.otlp_json import NotOtlp
 
     try:
         require_regular_file(path)
-        with path.open("rb") as file:
-            line = next((line for line in file if line.strip()), b"")
+        with open_once(path) as file:
+            first = next(iterate_documents(file), None)
+        return None if first is None or first.is_cut_off else _read_request(first)[0]
     except OSError as error:
         raise ReplayError(f"{path}: {error.strerror}") from None
     except NotReadable as error:
         raise ReplayError(str(error)) from None
-    may_be_cut_off = not line.endswith(b"\n") and line.lstrip().startswith(b'{"')
-    try:
-        return read_line(line)[0]
     except NotOtlp as error:
-        if not line or may_be_cut_off:
-            return None
-        raise ReplayError(f"{path}: no lines of OTLP JSON: {error}") from None
+        raise ReplayError(_describe(path, error)) from None
+
+
+def _read_request(document: Document) -> tuple[str, Any]:
+    """Return signal and request of a document. Raises NotOtlp."""
+    from otel_torch.telemetry.otlp_json import NotOtlp, read_line
+
+    if not document.is_whole:
+        raise NotOtlp("not JSON: it has no end")
+    return read_line(document.text)
+
+
+def _describe(path: Path, error: Exception) -> str:
+    """Return why a file cannot be sent: what it is, or what is wrong with it."""
+    return refusal(path, OTLP) or f"{path}: no OTLP JSON: {error}"
 
 
 def replay_file(
@@ -161,7 +182,7 @@ def replay_file(
         again: send what was acknowledged before as well.
 
     Raises:
-        ReplayError: another process is sending it.
+        ReplayError: another process is sending it, or it is no plain file any more.
     """
     with path.open("rb") as file:
         try:
@@ -170,7 +191,16 @@ def replay_file(
             raise ReplayError(f"{path} is being sent by another process") from None
         except OSError:
             pass  # a file system without locks
-        return _FileReplay(path, file, endpoint, report, show_progress).run(again=again)
+        if not is_compressed(path):
+            return _FileReplay(path, file, endpoint, report, show_progress).run(again=again)
+        with tempfile.TemporaryFile(prefix="otel-torch-") as content:
+            try:
+                with open_once(path) as compressed:
+                    shutil.copyfileobj(compressed, content)
+            except NotReadable as error:
+                report(str(error))
+                return ReplayOutcome(str(path), unreadable_lines=1)
+            return _FileReplay(path, content, endpoint, report, show_progress).run(again=again)
 
 
 class _FileReplay:
@@ -189,7 +219,10 @@ class _FileReplay:
         self.outcome = ReplayOutcome(str(path))
         self._path, self._file, self._endpoint = path, file, endpoint
         self._report, self._show_progress = report, show_progress
-        self._progress = SendProgress(path, endpoint.name, file)
+        file.seek(0)
+        first = next(iterate_documents(file), None)
+        beginning = (0, 0) if first is None else (first.start, first.end)
+        self._progress = SendProgress(path, endpoint.name, file, beginning)
         self._batch: list[RequestPart] = []
         self._batch_bytes = 0
         self._undelivered: set[int] = set()  # starts of lines that were not accepted in whole
@@ -204,47 +237,37 @@ class _FileReplay:
             )
         if again:
             self._progress.clear()
-        for number, start, end, line in self._read_lines():
-            percent = 100 * start // self._size
+        self._file.seek(0)
+        for document in iterate_documents(self._file):
+            percent = 100 * document.start // self._size
             self._show_progress(f"{self._path.name}: {percent} %, {self.outcome.requests} messages")
-            if not line.strip():
-                continue
-            if self._progress.lines.covers(start, end):
+            self.outcome.bytes += len(document.text)
+            if self._progress.lines.covers(document.start, document.end):
                 self.outcome.already_lines += 1
             elif self._endpoint.is_unreachable:
-                self._undelivered.add(start)
+                self._undelivered.add(document.start)
             else:
-                self._add_line(number, start, end, line)
+                self._add(document)
         self._flush()
         self.outcome.undelivered_lines += len(self._undelivered)
         return self.outcome
 
-    def _read_lines(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Yield number, start, end and bytes of each line. A last line without a newline gets its
-        end counted, as the file may still grow by it.
-        """
-        self._file.seek(0)
-        end = 0
-        for number, line in enumerate(self._file, 1):
-            start, end = end, end + len(line) + (not line.endswith(b"\n"))
-            self.outcome.bytes += len(line)
-            yield number, start, end, line
-
-    def _add_line(self, number: int, start: int, end: int, line: bytes) -> None:
-        from otel_torch.telemetry.otlp_json import NotOtlp, read_line
+    def _add(self, document: Document) -> None:
+        from otel_torch.telemetry.otlp_json import NotOtlp
         from otel_torch.telemetry.otlp_requests import count_items, take_items
 
+        if document.is_cut_off:
+            self.outcome.cut_off = True
+            return
         try:
-            signal, request = read_line(line)
+            signal, request = _read_request(document)
         except NotOtlp as error:
-            if not line.endswith(b"\n"):
-                self.outcome.cut_off = True
-                return
             self.outcome.unreadable_lines += 1
             if self.outcome.unreadable_lines == 1:
-                self._report(f"{self._path}, line {number}: {error}; unreadable lines are skipped")
+                self._report_unreadable(document, error)
             return
         self.outcome.lines += 1
+        start, end = document.start, document.end
         if not self._endpoint.can_send(signal):
             self._undelivered.add(start)
             return
@@ -256,6 +279,12 @@ class _FileReplay:
             part = request if is_whole else take_items(signal, request, first, last)
             encoded = part.SerializeToString()
             self._enqueue(RequestPart(signal, start, end, first, last, items, part, encoded))
+
+    def _report_unreadable(self, document: Document, error: Exception) -> None:
+        kind = recognize(document.text)
+        reason = str(error) if kind is None or kind is OTLP else f"is {kind.what}; {kind.advice}"
+        line = refusal(self._path, OTLP) or f"{self._path}, line {document.line}: {reason}"
+        self._report(f"{line}; unreadable lines are skipped")
 
     def _enqueue(self, part: RequestPart) -> None:
         """Add a part to the next message; split it if it is too large for any message."""

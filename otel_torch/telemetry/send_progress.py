@@ -1,7 +1,7 @@
 """Remembers which lines of an OTLP file were acknowledged, in a small hidden file beside it, so
 that a delivery that was cut off continues and sends nothing twice.
 
-The hidden file is named after the first bytes of the OTLP file and not after its path, because a
+The hidden file is named after the first document of the OTLP file and not after its path, because a
 later run renames the files of an earlier one. It is replaced atomically.
 """
 
@@ -76,19 +76,24 @@ class Ranges:
 
 class SendProgress:
     """What a destination has acknowledged of one file: whole lines by their byte ranges, and parts
-    of lines by their items.
+    of lines by their items. A document that is printed over many lines counts as a line.
+
+    Args:
+        first: Start and end of the file's first document.
 
     Attributes:
         is_replaced: another file had this name when it was last sent.
     """
 
-    def __init__(self, path: Path, destination: str, file: BinaryIO) -> None:
+    def __init__(
+        self, path: Path, destination: str, file: BinaryIO, first: tuple[int, int]
+    ) -> None:
         self.path, self.destination = path, destination
         self.lines = Ranges()
         self._parts: dict[int, Ranges] = {}  # by the start of the line
         self._last_line: tuple[int, int] | None = None
         self._file = file
-        digest = self._digest(0, _DIGEST_BYTES)[:16]
+        digest = self._digest(*first)[:16]
         self.progress_path = path.with_name(_PATTERN.replace("*", digest))
         self._other_destinations: dict[str, Any] = {}
         self.is_replaced = self._load() or self._has_predecessor()
@@ -164,7 +169,7 @@ class SendProgress:
         file's position.
         """
         text = os.pread(self._file.fileno(), min(end - start, _DIGEST_BYTES), start)
-        return hashlib.sha256(text.partition(b"\n")[0]).hexdigest()
+        return hashlib.sha256(text.removesuffix(b"\n")).hexdigest()
 
     def _has_predecessor(self) -> bool:
         """Return whether a file of this name, with another beginning, was sent from this folder."""

@@ -54,6 +54,7 @@ from otel_torch.telemetry.light_span import (
     detach,
     read_context,
 )
+from otel_torch.telemetry.limits import count_dropped
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.providers import watch_tracer_provider
 from otel_torch.telemetry.queue_items import CHUNK_BYTES, SpanItem, chunk_records
@@ -80,6 +81,11 @@ class _OpenScope:
     records: list[Record] = field(default_factory=list)
     size: int = 0  # estimated bytes of the records
     ended: bool = False
+    attributes: Any = field(default_factory=dict)  # with which the span started
+
+    def has_set(self, key: str, attributes: Any) -> bool:
+        """Return whether the span started with the value that an attribute has now."""
+        return key in self.attributes and self.attributes[key] == attributes[key]
 
 
 class SpanSink(Sink):
@@ -226,7 +232,7 @@ class SpanSink(Sink):
             )
         span_context = span.get_span_context()
         self._own_span_ids.add(span_context.span_id)
-        opened = _OpenScope(scope, span, tracing)
+        opened = _OpenScope(scope, span, tracing, attributes=attributes)
         opened.trace_bytes_before = self._size[span_context.trace_id]
         return opened
 
@@ -250,7 +256,11 @@ class SpanSink(Sink):
         scope = opened.scope
         processor = opened.tracing.processor
         if span.is_recording():
-            span.set_attributes(to_attributes(scope.attributes))
+            attributes = to_attributes(scope.attributes)
+            # a limit would drop, and count, again what it has dropped at the start
+            span.set_attributes(
+                {key: attributes[key] for key in attributes if not opened.has_set(key, attributes)}
+            )
             if scope.device_s is not None:
                 span.set_attribute("torch.device.duration", float(scope.device_s))
             for time_ns, name, attributes in scope.events:
@@ -369,18 +379,22 @@ class SpanSink(Sink):
 
     def release_spans(self, entries: Sequence[Any]) -> None:
         """Give spans whose device time is known to our exporters or the program's processors."""
-        items = []
+        items: dict[LightTracer, list[SpanItem]] = {}
         for span in entries:
             if not (span.has_span and span.awaits_release):
                 continue
-            if span.light_tracer.collects:
+            tracer: LightTracer = span.light_tracer
+            if tracer.put is not None:
                 span.awaits_release = False
                 size = estimate_span(span) if span.is_modified else _REGION_BYTES
-                items.append(SpanItem(span, [], size))
+                if span.is_modified or tracer.may_drop_attributes:
+                    count_dropped(span, self._losses)
+                items.setdefault(tracer, []).append(SpanItem(span, [], size))
             else:
-                span.light_tracer.process(span)
-        if items:
-            self._pipelines.put("traces", items)
+                tracer.process(span)
+        for tracer, collected in items.items():
+            if tracer.put is not None:
+                tracer.put(collected)
 
     def discard_open_spans(self) -> None:
         """In a forked child, forget the open spans: the parent ends them."""
@@ -478,7 +492,7 @@ class SpanSink(Sink):
                     self._tracings[key] = (
                         Tracing.private(self._pipelines)
                         if provider is None
-                        else Tracing.of_program(provider)
+                        else Tracing.of_program(provider, self._pipelines)
                     )
         return self._tracings[key]
 

@@ -230,7 +230,8 @@ class TelemetrySink(Sink):
                 self._spans = spans = SpanSink(self._settings, self._job, self._losses, pipelines)
                 sinks.append(spans)
             if "log_events" in signals:
-                sinks.append(EventSink(pipelines, spans))
+                is_only_form = "span_events" not in signals
+                sinks.append(EventSink(pipelines, spans, is_only_form=is_only_form))
             if "metrics" in signals:
                 self._metrics = MetricSink(self._settings, self._losses, pipelines)
                 sinks.append(self._metrics)

@@ -120,9 +120,12 @@ def import_exporter(signal: str, name: str) -> None:
     protocol = _PROTOCOLS.get(name)
     if protocol is not None:
         import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{SIGNALS[signal].module}")
-        import_module(f"otel_torch.telemetry.{protocol}_transport")
-    if protocol == "http":
-        import_module("otel_torch.telemetry.bounded_http")
+        import_transport(protocol)
+
+
+def import_transport(protocol: str) -> None:
+    """Import what the transport of an OTLP protocol needs, as `import_exporter` does."""
+    import_module(f"otel_torch.telemetry.{protocol}_transport")
 
 
 def open_transport(signal: str, name: str, resource: Resource, scope: InstrumentationScope) -> Any:
@@ -150,6 +153,17 @@ def open_transport(signal: str, name: str, resource: Resource, scope: Instrument
             f"{variable} names {name!r}, which only answers requests; use an exporter that sends"
         )
     return SdkTransport(signal, resource, scope, exporter, name)
+
+
+def open_transport_like(
+    exporter: Any, signal: str, protocol: str, resource: Resource, scope: InstrumentationScope
+) -> Any:
+    """Return a transport to the endpoint of the program's OTLP exporter, with its settings."""
+    _suppress_instrumentation()
+    _isolate_exporter(signal, protocol)
+    module = import_module(f"otel_torch.telemetry.{protocol}_transport")
+    transport = module.GrpcTransport if protocol == "grpc" else module.HttpTransport
+    return transport(signal, resource, scope, exporter)
 
 
 def _open_otlp(

@@ -37,7 +37,8 @@ from typing import Any
 from tests.benchmarks.figures import ROOT, Figure, Size, environment, module_command, tell
 
 RANKS = (1, 2, 4, 8, 16, 32)
-# what a record is sent as, by signals; the first is the default of OTEL_TORCH_SIGNALS
+# what a record is sent as, by signals; the first, which the page's tables of ranks are measured with,
+# was the default of OTEL_TORCH_SIGNALS then
 SIGNALS = {
     "spans, span events, metrics": "spans,span_events,metrics",
     "span events": "spans,span_events",

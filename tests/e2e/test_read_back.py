@@ -316,7 +316,12 @@ def test_the_values_of_a_training_in_jaeger_and_prometheus(tmp_path: Path, stack
 def test_two_ranks_are_one_trace_in_jaeger_and_two_labels_in_prometheus(
     tmp_path: Path, stack: Stack
 ) -> None:
-    run_ranks(tmp_path, EXAMPLES / "two_ranks.py", **stack.environment("ranks"))
+    run_ranks(
+        tmp_path,
+        EXAMPLES / "two_ranks.py",
+        OTEL_TORCH_SIGNALS=ALL_SIGNALS,
+        **stack.environment("ranks"),
+    )
     expected = Counter(
         {rank: len(activations(tmp_path / f"run.rank{rank}.jsonl")) for rank in range(2)}
     )

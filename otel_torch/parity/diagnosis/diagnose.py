@@ -199,6 +199,8 @@ class Diagnosis:
     ) -> Iterator[ParameterPair]:
         """Yield the parameters of two modules that have one name and other numbers."""
         module, port_module = call.module_path, port_call.module_path
+        if any(module == folded[0] or port_module == folded[1] for folded in alignment.folded):
+            return
         paired = alignment.modules.weights.get((module, port_module), ())
         yield from (weight for weight in paired if not weight.equal)
         owned = parameters_of(self.parameters.reference, module)

@@ -155,8 +155,7 @@ def dropout_module(clues: Clues) -> Cause | None:
 def _other_random_numbers(clues: Clues, port_role: Role) -> Cause | None:
     """Both programs drop at one rate: the squares of what is left differ by chance alone."""
     reference, port = clues.reference, clues.port
-    squares = (port.statistic("l2") / reference.statistic("l2")) ** 2
-    if not abs(squares - 1) < _CHANCE / math.sqrt(reference.numel):
+    if not keeps_squares(reference.statistic("l2"), port.statistic("l2"), reference.numel):
         return None
     name = port_role.call.module or port_role.call.model
     text = (
@@ -164,6 +163,11 @@ def _other_random_numbers(clues: Clues, port_role: Role) -> Cause | None:
         "another seed, or in compiled code without torch._inductor.config.fallback_random"
     )
     return Cause("random_stream", False, text)
+
+
+def keeps_squares(norm: float, other_norm: float, numel: int) -> bool:
+    """Return whether two norms differ by chance alone, as where other elements were dropped."""
+    return abs((other_norm / norm) ** 2 - 1) < _CHANCE / math.sqrt(numel)
 
 
 def dropout(clues: Clues) -> Cause | None:

@@ -25,6 +25,7 @@ from otel_torch.parity.training.gradients import (
     grow,
 )
 from otel_torch.parity.training.places import ForwardUses, has_other_path, output_place
+from otel_torch.parity.training.recomputation import recomputed_otherwise
 from otel_torch.parity.training.step_context import (
     ONE_FACTOR,
     Deviation,
@@ -102,7 +103,7 @@ def judge_gradients(
         unscaled = known  # the backward pass itself is off by the factor, from some place on
         finding = _first_finding(context, known, outputs)
     else:
-        finding = _first_finding(
+        finding = recomputed_otherwise(context) or _first_finding(
             context, unscaled, _without_loss_scale(outputs, unscaled, right_before)
         )
     same_batch = any(pair.state == "right" and pair.is_telling for pair in unscaled)

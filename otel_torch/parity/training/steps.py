@@ -8,7 +8,7 @@ The forwards of a step are kept as they were read, and decoded only where a grad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -136,12 +136,12 @@ class RecordedStep:
         values = [value for (tensor, _), value in self.scalars.items() if tensor == name]
         return values[-1] if values else None
 
-    def forward_rows(self) -> Iterator[RecordedTensor]:
+    def forward_rows(self, phases: Container[str] = ("forward",)) -> Iterator[RecordedTensor]:
         """Decode the rows of the model's forwards in this step."""
         sketches: dict[int, bytes] = {}
         for batch in self.parts:
             for index, kind in enumerate(batch.kinds.tolist()):
-                if self.kinds.kinds[kind].phase != "forward":
+                if self.kinds.kinds[kind].phase not in phases:
                     continue
                 record = batch.record(index)
                 if record.value is not None and record.sketch is not None:
