@@ -269,7 +269,9 @@ def test_a_training_of_several_steps_is_warned_of(
         (lambda model: train(model, steps), trainer),
     )
     report = diff(recording, models=("LlamaForCausalLM", "ServingEngine"))
-    assert report.verdict == "match"
+    assert report.first is None
+    # the engine serves before the training, whose second step has no counterpart
+    assert report.verdict == ("match" if steps == 1 else "partial")
     warned = [text for text in report.warnings if "changed between its 2 steps" in text]
     assert len(warned) == steps - 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import TensorValue
+from otel_torch.parity.call_graph import ModuleCall, TensorValue
 from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.faults import Fault, Location
 from otel_torch.parity.finding import Before
@@ -47,9 +47,42 @@ def explain(fault: Fault, alignment: Alignment) -> str:
             reason += f"the code that calls {name} did, or was given it."
     else:
         reason = f"The output of {name} {difference}, while {_inputs_state(port, alignment)}."
+    if argument := _one_sided_arguments(reference, port, alignment):
+        reason += f" {argument}"
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
         return reason
     return f"{reason} In the reference, this value is {_tensor_name(reference)}."
+
+
+def _one_sided_arguments(
+    reference: Location | None, port: Location, alignment: Alignment
+) -> str | None:
+    """Return which arguments of the module that made a value only one program passes, or None.
+
+    A module whose arguments have other names in the other program shows nothing.
+    """
+    calls = [None if place is None else _maker(place) for place in (reference, port)]
+    if calls[0] is None or calls[1] is None or alignment.partner.get(calls[0]) is not calls[1]:
+        return None
+    given, port_given = (
+        {name: None for role in call.inputs if (name := role.row.get("argument"))}
+        for call in calls
+        if call is not None
+    )
+    for names, others, side in ((given, port_given, "reference"), (port_given, given, "port")):
+        if others and others.keys() < names.keys():
+            listed = " and ".join(f"`{name}`" for name in names if name not in others)
+            name = calls[1].module or calls[1].model
+            return f"Only the {side} passes {listed} to {name}."
+    return None
+
+
+def _maker(location: Location) -> ModuleCall | None:
+    """Return the call whose code made a value: an input was made by the one around its call."""
+    call = location.call
+    if call is None or location.side != "input":
+        return call
+    return call.parent
 
 
 def _is_exchanged(reference: Location | None, port: Location, alignment: Alignment) -> bool:
@@ -74,7 +107,9 @@ def state_before(fault: Fault, alignment: Alignment) -> Before:
     """Return what is known of the inputs of the faulty module, or of what precedes its input."""
     port = fault.port
     if port is None or port.role is None or port.side != "input":
-        return _state_of_inputs(port, alignment)
+        state = _state_of_inputs(port, alignment)
+        passes_alike = port is None or not _one_sided_arguments(fault.reference, port, alignment)
+        return state if state != "right" or passes_alike else "partly"
     earlier = [pair.is_right for pair in alignment.pairs if pair.port[0].time < port.role.time]
     if not earlier:
         return "unknown"

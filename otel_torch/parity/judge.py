@@ -314,13 +314,15 @@ def _add_larger_faults(alignment: Alignment, judgment: Judgment) -> None:
 
 
 def _enters(first: Fault, fault: Fault) -> bool:
-    """Return whether the first fault is an input of the call that shows the larger one.
+    """Return whether the first fault is an input that enters the call that shows the larger one.
 
     A module may make much of a small error, as a sine of a large number does.
     """
-    if first.port is None or fault.port is None or first.port.side != "input":
+    if first.port is None or first.port.role is None or first.port.side != "input":
         return False
-    return first.port.call is not None and first.port.call is fault.port.call
+    if fault.port is None or fault.port.call is None:
+        return False
+    return any(given.value is first.port.role.value for given in fault.port.call.inputs)
 
 
 def _insert_larger(faults: list[Fault], fault: Fault) -> None:

@@ -9,14 +9,20 @@ import io
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import otel_torch
+from otel_torch import bootstrap
 from otel_torch.cli.main import main
 from otel_torch.parity.finding import Report
 from otel_torch.parity.report.next_steps import next_step
+from otel_torch.parity.report.text import render_text
 from tests.reports.sides import PROGRAMS, command, diff, record
 from tests.support import metadata, run_python
 
@@ -176,3 +182,152 @@ def test_each_command_of_next_leads_on(tmp_path: Path, kind: str) -> None:
         if kind not in ("other", "shape"):
             assert not GIVEN.search(report.first.explanation)
         report = run_next(tmp_path, report, "next", kind)
+
+
+# -- what enters a model
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The place of a finding, its cause, and words of its text."""
+
+    module: str
+    side: str
+    cause: str | None
+    words: str
+    tensor: str = "in[0]"
+
+
+INPUTS = {
+    "range": Expected("inner", "input", "scaled", "times 0.5, plus 0.5"),
+    "inside": Expected("waves", "input", "rounded", "rounded to bfloat16"),
+    "sigma": Expected("", "input", "rounded", "rounded to bfloat16", "in[1]"),
+    "schedule": Expected("", "input", "number", "the reference's 987.3", "in[1]"),
+    "mask": Expected("pool", "output", None, "Only the reference passes `mask` to pool", "out"),
+    "rows": Expected("last", "input", "part", "row 3 of 5"),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("kind", INPUTS)
+def test_what_enters_is_named_as_what_it_is(tmp_path: Path, kind: str, whole: bool) -> None:
+    for side in ("ref", "port"):
+        tensors = {"OTEL_TORCH_TENSORS": f"{side}-tensors"} if whole else {}
+        run_python(
+            tmp_path, PROGRAMS / "inputs" / "prog.py", side, kind,
+            OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=f"{side}.jsonl", **tensors,
+        )  # fmt: skip
+    with contextlib.chdir(tmp_path):
+        report = otel_torch.diff("ref.jsonl", "port.jsonl")
+    first, expected = report.first, INPUTS[kind]
+    assert first is not None
+    place = first.module, first.port_module, first.side, first.tensor
+    assert place == (expected.module, expected.module, expected.side, expected.tensor)
+    text = " ".join(render_text(report, color=False).split())
+    assert "same prompt" not in text and not GIVEN.search(text)
+    assert not re.search(r"\btokens?\b", text) or kind not in ("rows", "inside")
+    if whole or kind != "rows":
+        assert (first.cause and first.cause.kind) == expected.cause
+        assert expected.words in text
+    assert ("Everything" in text) == (kind in ("inside", "rows"))
+
+
+# -- a finding is in one place, and sure of what it says
+
+
+class Blocks(nn.Module):
+    """A stack whose modules the port calls in another order, and whose factor it forgets."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stack = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3)
+        )
+        self.fault = fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.stack):
+            hidden = block[1](block[0](x))
+            if self.fault == "other" and number == 1:
+                hidden = block[0](x)
+            if self.fault == "scaled" and number == 1:
+                hidden = hidden * 0.9
+            x = x + block[2](hidden)
+        return x
+
+
+def compared(tmp_path: Path, fault: str) -> Report:
+    for name, model in (("ref", Blocks()), ("port", Blocks(fault))):
+        with torch.no_grad():
+            assert bootstrap.start(jsonl=str(tmp_path / f"{name}.jsonl"), capture="parity")
+            try:
+                model(torch.linspace(-1, 1, 32).reshape(4, 8))
+            finally:
+                bootstrap.stop()
+    return otel_torch.diff(tmp_path / "ref.jsonl", tmp_path / "port.jsonl")
+
+
+@pytest.mark.parametrize("fault", ["other", "scaled"])
+def test_the_table_ends_at_the_place_of_the_finding(tmp_path: Path, fault: str) -> None:
+    report = compared(tmp_path, fault)
+    first = report.first
+    assert first is not None
+    lines = render_text(report, color=False).splitlines()
+    (row,) = [line.split() for line in lines if line.startswith("  port ")]
+    (end,) = [line for line in lines if line.startswith("✗ introduced")]
+    assert row[2:4] == [first.port_module, first.port_tensor]
+    assert first.module in end and first.tensor in end
+    if first.port_module != first.module or first.port_tensor != first.tensor:
+        assert first.port_module in end and first.port_tensor in end
+
+
+def test_which_tensor_belongs_somewhere_is_said_with_care(tmp_path: Path) -> None:
+    first = compared(tmp_path, "other").first
+    assert first is not None and first.cause is not None
+    assert (first.cause.kind, first.cause.certain) == ("other_tensor", False)
+    assert first.explanation.startswith("Probably, the port has the output of stack.1.0")
+
+
+# -- a reference that is not torch
+
+
+def test_no_command_runs_a_reference_that_was_imported(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    kernels = [random.normal(0, 0.3, (16, 16)).astype(np.float32) for _ in range(4)]
+    x = inputs = random.normal(0, 1, (4, 16)).astype(np.float32)
+    dump = {}
+    for number, kernel in enumerate(kernels):
+        dump[f"layer_{number}/dense"] = product = x @ kernel
+        dump[f"layer_{number}/act"] = x = np.tanh(product)
+    np.savez(tmp_path / "dump.npz", **dump)
+
+    class Port(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in kernels)
+            self.act = nn.ModuleList(nn.Tanh() for _ in kernels)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number, (dense, act) in enumerate(zip(self.dense, self.act, strict=True)):
+                x = act(dense(x)) * (0.9 if number == 1 else 1)
+            return x
+
+    port = Port()
+    assert bootstrap.start(jsonl=str(tmp_path / "port.jsonl"), capture="parity")
+    try:
+        with torch.no_grad():
+            for dense, kernel in zip(port.dense, kernels, strict=True):
+                dense.weight.copy_(torch.tensor(kernel.T))
+            port(torch.tensor(inputs))
+    finally:
+        bootstrap.stop()
+    assert (
+        main(["import", str(tmp_path / "dump.npz"), "--output", str(tmp_path / "ref.jsonl")]) == 0
+    )
+    report = otel_torch.diff(tmp_path / "ref.jsonl", tmp_path / "port.jsonl")
+    text = render_text(report, color=False)
+    assert report.imported == (True, False) and report.verdict == "diverged"
+    _, commands = next_step(report)
+    assert commands and not any("REFERENCE_COMMAND" in command for command in commands)
+    assert "OTEL_TORCH_JSONL=ref" not in text and "record all of the reference" not in text
