@@ -22,8 +22,8 @@ _MAX_KNOWN = 16
 class OwnedTensors(NamedTuple):
     """Tensors of a model's parameters, those of one module after the other.
 
-    modules: the canonical names, with how many of the tensors each has. parameter_ids, keys: `id` of
-    each tensor's parameter, and its name in its module. is_complete: False if other ranks have more.
+    modules: the canonical names, with how many of the tensors each has. parameter_ids: `id` of each
+    tensor's parameter. keys: its name in its module. is_complete: False if other ranks have more.
     """
 
     modules: list[tuple[str, int]]

@@ -41,9 +41,7 @@ class _Before:
 class ParameterUpdates:
     """Records parameter norms and update ratios for one session."""
 
-    def __init__(
-        self, rows: TrainingRows, owners: ParameterOwners, optimizers: Optimizers
-    ) -> None:
+    def __init__(self, rows: TrainingRows, owners: ParameterOwners, optimizers: Optimizers) -> None:
         self._rows, self._owners, self._optimizers = rows, owners, optimizers
         # by optimizer that is stepping, and model
         self._before: dict[int, dict[Model, _Before]] = {}

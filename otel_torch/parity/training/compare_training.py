@@ -261,7 +261,6 @@ class _TrainingComparison:
         }
         report.add_apart(model, steps.reference.position, apart)
 
-
     def _not_held_elsewhere(self, context: StepContext) -> list[UpdatePair]:
         """Return the parameters that the port has in another model, which nothing trains.
 

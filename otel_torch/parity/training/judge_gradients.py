@@ -285,9 +285,7 @@ def _early_clipping(steps: Sides[RecordedStep]) -> Cause | None:
     return Cause("clip", True, text)
 
 
-def _accumulation(
-    steps: Sides[RecordedStep], outputs: Sequence[GradientPair]
-) -> Cause | None:
+def _accumulation(steps: Sides[RecordedStep], outputs: Sequence[GradientPair]) -> Cause | None:
     """Return the cause where one side steps after fewer batches, which are the same otherwise."""
     counts = steps.map(lambda step: len(step.losses))
     first = [pair for pair in outputs if pair.keys and pair.keys.reference.call == 0]
