@@ -150,7 +150,7 @@ class RunningSession:
         from otel_torch.sources.attach_hooks import HookAttacher
         from otel_torch.sources.events import RunEvents
         from otel_torch.sources.inventory import Inventory
-        from otel_torch.sources.module_modes import ModuleModes
+        from otel_torch.sources.module_modes import ModeChanges
         from otel_torch.sources.modules import ModelRegistry
         from otel_torch.sources.noise import Jitter
         from otel_torch.sources.nonfinite_origin import NonFiniteOrigin
@@ -173,7 +173,7 @@ class RunningSession:
         self.training = Training(self.step_tracker, self.registry, events)
         self.activations = Activations(self.session, reader, events)
         self.inventory = Inventory()
-        self.modes = ModuleModes(events) if "parity" in settings.capture else None
+        self.modes = ModeChanges(events) if "parity" in settings.capture else None
         self.isolation = self._make_isolation(events)
         jitter = Jitter(settings.noise) if settings.noise is not None else None
         upcast = Upcast() if settings.upcast != "off" else None

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from otel_torch.recording.metadata import read_metadata
+from otel_torch.show.rank_laws import broken_rank_laws
 from otel_torch.show.selection import Selection
+from otel_torch.show.training import TrainingSeries
 from otel_torch.show.training_trouble import troubles
 from tests.support import run_python
 
@@ -301,3 +303,34 @@ def test_what_does_not_train_is_said(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_nothing_is_said_of_what_trains(tmp_path: Path, kind: str) -> None:
     assert lines(tmp_path, HEALTHY[kind]) == []
+
+
+def rank(*, norms: list[float], parameters: list[float]) -> TrainingSeries:
+    training = TrainingSeries()
+    for label, numbers in (("grad_norm", norms), ("param_norm", parameters)):
+        for step, number in enumerate(numbers):
+            where = {"module": "", "tensor": label, "step": step, "model": "Net", "loop": 0}
+            training.add({**where, "mean": number})
+    return training
+
+
+def test_ranks_that_do_not_average_their_gradients_are_said() -> None:
+    first = rank(norms=[0.42, 0.41], parameters=[3.0, 2.9])
+    other = rank(norms=[0.43, 0.40], parameters=[3.0, 2.8])
+    (line,) = broken_rank_laws([first, other])
+    assert "Net: the gradient norms of the ranks differ" in line
+    assert "0.42, 0.43 at step 0" in line and "From step 1 on the parameters differ" in line
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rank(norms=[0.42, 0.41], parameters=[3.0, 2.9]),
+        rank(norms=[0.50, 0.60], parameters=[3.0, 2.9]),  # averaged inside of the step
+        rank(norms=[0.50, 0.60], parameters=[4.0, 4.1]),  # another part of the model
+        rank(norms=[], parameters=[3.0, 2.8]),
+        TrainingSeries(),
+    ],
+)
+def test_ranks_of_a_healthy_training_are_silent(other: TrainingSeries) -> None:
+    assert not list(broken_rank_laws([rank(norms=[0.42, 0.41], parameters=[3.0, 2.9]), other]))

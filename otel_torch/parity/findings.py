@@ -14,7 +14,14 @@ from otel_torch.parity.diagnosis.diagnose import Diagnosis, Examination
 from otel_torch.parity.explain import explain, state_before
 from otel_torch.parity.fault_path import path_to
 from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
-from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, Finding, Kind, State
+from otel_torch.parity.finding import (
+    SHOWN_STATISTICS,
+    Cause,
+    ComparedPair,
+    Finding,
+    Kind,
+    State,
+)
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.judge import errors_of
 from otel_torch.parity.module_modes import ModuleModes, other_mode
@@ -132,8 +139,7 @@ class Findings:
             if cause is not None and (made is None or made.kind not in _OF_ONE_INPUT):
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue
-            if (mode := other_mode(self._modes, fault)) is not None:
-                examination = examination._replace(cause=mode)
+            examination = _with_mode(examination, other_mode(self._modes, fault))
             if not self.faults:
                 self.tensors = examination.folders
             self.faults.append(_diagnosed(finding, examination))
@@ -284,6 +290,14 @@ def _finding(fault: Fault, explanation: str) -> Finding:
         floor=None if fault.relation is None else fault.relation.limit,
         explanation=explanation,
     )
+
+
+def _with_mode(examination: Examination, mode: Cause | None) -> Examination:
+    """Return an examination whose cause is another mode, unless it names a dropout already."""
+    cause = examination.cause
+    if mode is None or (cause is not None and cause.kind == "dropout"):
+        return examination
+    return examination._replace(cause=mode)
 
 
 def _diagnosed(finding: Finding, examination: Examination) -> Finding:

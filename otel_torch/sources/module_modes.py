@@ -33,7 +33,7 @@ class _ModesOfModel:
         self.call = 0
 
 
-class ModuleModes:
+class ModeChanges:
     """Notes the modes at the begin of every outermost forward."""
 
     def __init__(self, events: RunEvents) -> None:

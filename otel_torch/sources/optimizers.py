@@ -88,6 +88,11 @@ class Optimizers:
     def __iter__(self) -> Iterator[OptimizerClock]:
         return iter(list(self._clocks.values()))
 
+    @property
+    def changes(self) -> tuple[int, int]:
+        """What is another value when an optimizer is made, is gone or holds other parameters."""
+        return self._changes, len(self._clocks)
+
     # -- what optimizers do
 
     def found(self, optimizer: Any) -> None:

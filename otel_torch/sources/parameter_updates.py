@@ -17,7 +17,7 @@ from otel_torch import torch_private
 from otel_torch.sources.models import Model
 from otel_torch.sources.optimizers import Optimizers, optimized_parameters
 from otel_torch.sources.owned_parameters import OwnedTensors, ParameterOwners, say_incomplete
-from otel_torch.sources.parameter_data import value_of
+from otel_torch.sources.parameter_data import gradient_of, value_of
 from otel_torch.sources.training_rows import ENDED, TrainingRows
 from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.sources.updates import OptimizerStep
@@ -46,6 +46,10 @@ class ParameterUpdates:
         # by optimizer that is stepping, and model
         self._before: dict[int, dict[Model, _Before]] = {}
         self._unheld: weakref.WeakKeyDictionary[Model, _Before] = weakref.WeakKeyDictionary()
+        # by model, and for a state of its parameters and optimizers
+        self._watched: weakref.WeakKeyDictionary[
+            Model, tuple[object, frozenset[int], frozenset[str]]
+        ] = weakref.WeakKeyDictionary()
 
     @torch_private.unobserved
     def starting(self, optimizer_step: OptimizerStep) -> None:
@@ -65,18 +69,31 @@ class ParameterUpdates:
 
     def _measure_unheld(self, model: Model, step: TrainingStep) -> None:
         """Measure the parameters of a model that no optimizer holds, once a step."""
-        held = frozenset().union(*(clock.parameters for clock in self._optimizers))
-        ids = model.parameter_ids()
-        if ids <= held or model in self._unheld:
+        watched, shared = self._unheld_parameters(model)
+        if not watched or model in self._unheld:
             return
-        owned = self._owners.tensors(model, ids - held, _if_trainable)
+        owned = self._owners.tensors(model, watched, _if_trainable)
         if not owned.is_complete or not owned.tensors:
             return
-        others = self._owners.tensors(model, ids & held, value_of).modules
-        shared = frozenset(module for module, _ in others) | ({""} if others else set())
         squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
         step = step._replace(scope=ENDED)
         self._unheld[model] = _Before(model, step, owned, squares, samples, shared)
+
+    def _unheld_parameters(self, model: Model) -> tuple[frozenset[int], frozenset[str]]:
+        """Return the parameters that no optimizer holds and that have gradients or copies, and the
+        modules with others, "" included.
+        """
+        ids = model.parameter_ids()
+        state = self._optimizers.changes, ids
+        known = self._watched.get(model)
+        if known is None or known[0] != state:
+            held = frozenset().union(*(clock.parameters for clock in self._optimizers))
+            others = self._owners.tensors(model, ids & held, value_of).modules
+            shared = frozenset(["", *(module for module, _ in others)] if others else [])
+            tensor_of = gradient_of if others else value_of
+            unheld = self._owners.tensors(model, ids - held, tensor_of).parameter_ids
+            known = self._watched[model] = state, frozenset(unheld), shared
+        return known[1:]
 
     @torch_private.unobserved
     def forward_starting(self) -> None:

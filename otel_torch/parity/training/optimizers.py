@@ -153,8 +153,8 @@ def setting_differences(
         port.copies or (dtypes.port,),
     )
     if dtypes.reference == dtypes.port and held.reference != held.port:
-        dtype_names = held.map(lambda names: " and ".join(names).replace("torch.", ""))
-        yield SettingDifference("master_weights", "parameters in", *dtype_names)
+        named = held.map(lambda names: " and ".join(names).replace("torch.", ""))
+        yield SettingDifference("master_weights", "parameters in", named.reference, named.port)
     if reference.cls != port.cls:
         yield SettingDifference("optimizer", "class", reference.cls, port.cls)
     for name, first in reference.settings.items():
