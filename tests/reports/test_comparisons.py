@@ -232,6 +232,31 @@ def test_what_enters_is_named_as_what_it_is(tmp_path: Path, kind: str, whole: bo
     assert ("Everything" in text) == (kind in ("inside", "rows"))
 
 
+@pytest.mark.parametrize(
+    ("reference", "port", "words"),
+    [
+        (5, 6, "sees the last 6 tokens, the reference's the last 5"),
+        (5, 3, "sees the last 5 tokens, the port's the last 3"),
+        (5, 99, "The reference's attention sees the last 5 tokens only"),
+        (99, 4, "sees the last 4 tokens only"),
+    ],
+)
+def test_another_window_of_attention_is_named(
+    tmp_path: Path, reference: int, port: int, words: str
+) -> None:
+    for side, window in (("ref", reference), ("port", port)):
+        run_python(
+            tmp_path, PROGRAMS / "windows" / "prog.py", side, str(window),
+            OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=f"{side}.jsonl",
+            OTEL_TORCH_TENSORS=f"{side}-tensors",
+        )  # fmt: skip
+    with contextlib.chdir(tmp_path):
+        first = otel_torch.diff("ref.jsonl", "port.jsonl").first
+    assert first is not None and first.cause is not None
+    assert (first.module, first.side, first.cause.kind) == ("o", "input", "mask")
+    assert words in first.explanation
+
+
 # -- a finding is in one place, and sure of what it says
 
 

@@ -54,8 +54,10 @@ def attention(clues: Clues) -> Cause | None:
     limit = max(_EXACT, _ROUNDING * clues.limit)
     if reference is None or port is None or relative_error(port, reference) < _FAR * limit:
         return None
+    # a window of one of the two ends before the first token in which they differ
+    window = _agreeing_tokens(reference, port, limit)
     for inputs in possible_inputs(clues, tensors.reference, reference.shape):
-        for usual in _usual(inputs, reference.shape[1]):
+        for usual in _usual(inputs, reference.shape[1], window):
             made = attend(inputs, usual)
             if relative_error(made, reference) <= limit:
                 return _changed(inputs, usual, reference, port, limit, "port", "reference")
@@ -96,8 +98,15 @@ def _tokens(array: Array) -> Array | None:
     return array if array.ndim == 2 else None
 
 
-def _usual(inputs: AttentionInputs, channels: int) -> Iterator[Variant]:
+def _agreeing_tokens(right: Array, changed: Array, limit: float) -> int:
+    """Return how many tokens agree before the first one that does not; 0 if all do."""
+    agrees = np.abs(changed - right).max(axis=1) <= limit * np.abs(right).max()
+    return int(np.argmin(agrees))
+
+
+def _usual(inputs: AttentionInputs, channels: int, window: int) -> Iterator[Variant]:
     """Yield how attention is usually computed, the likely ways first."""
+    windows = (0, -1, window) if window else (0, -1)
     width = inputs.k.shape[1]
     sizes = [size for size in _HEAD_SIZES if channels % size == 0 and width % size == 0]
     table_sizes = {table.shape[1] for pair in inputs.tables for table in pair}
@@ -106,8 +115,8 @@ def _usual(inputs: AttentionInputs, channels: int) -> Iterator[Variant]:
         return
     for size in sizes:
         for rotary in ("halves", "pairs", "none"):
-            for window in (0, -1):
-                yield Variant(size, size**-0.5, rotary=rotary, window=window)
+            for seen in windows:
+                yield Variant(size, size**-0.5, rotary=rotary, window=seen)
 
 
 def _changes(
@@ -152,10 +161,12 @@ def _mask_changes(usual: Variant, right: Array, changed: Array, limit: float) ->
         yield _Change("mask", "is causal, the {other}'s is not", replace(usual, window=0))
         return
     yield _Change("mask", "has no causal mask", replace(usual, window=-1))
-    agrees = np.abs(changed - right).max(axis=1) <= limit * np.abs(right).max()
+    if usual.window:
+        for window in range(usual.window + 1, len(right)):
+            text = f"sees the last {window} tokens, the {{other}}'s the last {usual.window}"
+            yield _Change("mask", text, replace(usual, window=window))
     # the first token that sees less than all before it
-    window = int(np.argmin(agrees))
-    if window:
+    elif window := _agreeing_tokens(right, changed, limit):
         text = f"sees the last {window} tokens only"
         yield _Change("mask", text, replace(usual, window=window))
 

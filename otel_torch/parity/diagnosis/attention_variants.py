@@ -13,6 +13,9 @@ from otel_torch.parity.diagnosis.attention_inputs import AttentionInputs
 
 Array = NDArray[Any]
 
+# of the paper that introduced rotary embeddings; a model with another one is not recomputed
+_USUAL_BASE = 10000.0
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -80,6 +83,8 @@ def _rotate(
         return q, k
     size = q.shape[-1]
     table = _table_for(tables, size, layout)
+    if table is None and not tables:  # computed within the attention
+        table = _usual_table(size, max(q.shape[1], k.shape[1]))
     if table is None or len(table[0]) < max(q.shape[1], k.shape[1]):
         return None
     cos, sin = table
@@ -118,6 +123,12 @@ def _table_for(
                 return cos[:, : size // 2], sin[:, : size // 2]
             return cos[:, ::2], sin[:, ::2]
     return None
+
+
+def _usual_table(size: int, tokens: int) -> tuple[Array, Array]:
+    """Return cos and sin of the angles that most models have."""
+    angles = np.arange(tokens)[:, None] * _USUAL_BASE ** (-np.arange(0, size, 2) / size)
+    return np.cos(angles), np.sin(angles)
 
 
 def relative_error(made: Array | None, result: Array) -> float:
