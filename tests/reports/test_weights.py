@@ -593,6 +593,35 @@ def test_a_recurrence_in_code_is_named_where_it_ends(tmp_path: Path) -> None:
     assert place(report.first) == ("rnn", "rnn", "output")
 
 
+class Strided(nn.Module):
+    def __init__(self, pads: tuple[int, int], mode: str = "constant") -> None:
+        super().__init__()
+        self.pads, self.mode = pads, mode
+        self.weight = nn.Parameter(torch.randn(6, 2, 3, 3))
+        self.bias = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, self.pads * 2, mode=self.mode)
+        return F.conv2d(x, self.weight, self.bias, stride=2, groups=2)
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode", "words"),
+    [((0, 1), "constant", "0 before and 1 after"), ((1, 1), "reflect", "a reflection")],
+)
+def test_another_padding_of_a_convolution_is_named(
+    tmp_path: Path, pads: tuple[int, int], mode: str, words: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Strided((1, 1)), nn.Conv2d(6, 2, 1))
+    port = deepcopy(model)
+    port[1].pads, port[1].mode = pads, mode
+    x = torch.randn(2, 3, 8, 10)
+    first = compare(tmp_path, forward(model, x), forward(port, x)).first
+    assert place(first) == ("1", "1", "output") and kind_of_cause(first) == "padding"
+    assert first is not None and words in first.explanation
+
+
 # -- recomputation
 # --------------------------------------------------------------------------------------------------
 

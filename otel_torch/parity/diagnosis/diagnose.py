@@ -20,6 +20,7 @@ from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, TensorValu
 from otel_torch.parity.diagnosis import (
     attention,
     biases,
+    convolutions,
     functions,
     linear,
     orders,
@@ -82,6 +83,7 @@ VALUES: tuple[Hypothesis, ...] = (
     rounding.clamped,
     linear.constant,
     functions.norm,
+    convolutions.padding,
     functions.gate,
     orders.reordered,
     attention.attention,
