@@ -32,7 +32,7 @@ _FEWEST, _FEWEST_FOR_TWO = 8, 32
 _MOST_IN_PAIRS = 64
 # how close to a whole number a factor is read as one
 _WHOLE = 2e-3
-# decades by which numbers in two units, such as seconds and milliseconds, may be off a power of ten:
+# decades by which numbers in two units, such as s and ms, may be off a power of ten:
 # rounding in fp32
 _SAME_UNIT = 1e-6
 # a factor this close to 1 is written with more digits
