@@ -32,6 +32,9 @@ _FEWEST, _FEWEST_FOR_TWO = 8, 32
 _MOST_IN_PAIRS = 64
 # how close to a whole number a factor is read as one
 _WHOLE = 2e-3
+# decades by which numbers in two units, such as s and ms, may be off a power of ten:
+# rounding in fp32
+_SAME_UNIT = 1e-6
 # a factor this close to 1 is written with more digits
 _NEAR_ONE = 1e-3
 
@@ -96,7 +99,9 @@ def constant(clues: Clues) -> Cause | None:
     if any(low != high or not low for low, high in numbers):
         return None
     before, after = (low for low, _ in numbers)
-    if clues.weight is None:
+    decades = np.log10(abs(after / before))
+    is_other_unit = round(decades) != 0 and abs(decades - round(decades)) < _SAME_UNIT
+    if clues.weight is None and not is_other_unit:
         text = f"{clues.subject} is {after:.6g}, and the reference's {before:.6g}"
         return Cause("number", True, text)
     text = f"{clues.subject} is the reference's times {after / before:.4g}"
