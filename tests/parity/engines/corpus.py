@@ -69,7 +69,7 @@ _FIRST_ATTN = "model.layers.0.self_attn.attn"
 _ROTARY, _FIRST_ROTARY = f"{_ATTENTION}.rotary_emb", "model.layers.0.self_attn.rotary_emb"
 _NORM = f"{_LAYER}.post_attention_layernorm"
 _ORDER = "the right numbers in another order"
-_LEFT_OUT = "The port leaves out"
+_LEFT_OUT = "he port leaves out"
 
 
 def _factor(value: float) -> str:
