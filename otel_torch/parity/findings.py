@@ -293,11 +293,11 @@ def _finding(fault: Fault, explanation: str) -> Finding:
 
 
 def _with_mode(examination: Examination, mode: Cause | None) -> Examination:
-    """Return an examination whose cause is another mode, unless it names a dropout already."""
+    """Return an examination whose cause is another mode; a dropout that is seen stays the cause."""
     cause = examination.cause
-    if mode is None or (cause is not None and cause.kind == "dropout"):
-        return examination
-    return examination._replace(cause=mode)
+    if mode is not None and cause is not None and cause.kind == "dropout":
+        mode = replace(cause, text=f"{cause.text}; {mode.text}")
+    return examination if mode is None else examination._replace(cause=mode)
 
 
 def _diagnosed(finding: Finding, examination: Examination) -> Finding:

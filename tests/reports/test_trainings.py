@@ -55,7 +55,7 @@ EXPECTED = {
         "forward", "norm", "out", 2, "training_mode", "norm is in eval mode in the port"
     ),
     "dropout": Expected(
-        "forward", "0.down", "in[0]", 0, "training_mode", "0 is in training mode in the port"
+        "forward", "0.down", "in[0]", 0, "dropout", "training mode"
     ),
 }  # fmt: skip
 
