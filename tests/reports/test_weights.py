@@ -678,7 +678,7 @@ def test_another_mask_in_the_recomputed_forward_is_named(
 ) -> None:
     programs = [training(block, side) for side in keeps]
     report = compare(tmp_path, *programs, capture="training")
-    assert report.first is not None and report.first.phase == "backward"
+    assert report.first is not None and report.first.phase == "recompute"
     assert place(report.first) == where
     assert kind_of_cause(report.first) == "random_stream"
 

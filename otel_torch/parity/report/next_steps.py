@@ -39,7 +39,7 @@ _VAGUE_CAUSES = ("reordered", "part")
 _SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE={capture}"
 # the program that holds both models
 _BOTH = "program"
-_TRAINING_PHASES = ("loss", "backward", "update")
+_TRAINING_PHASES = ("loss", "backward", "recompute", "update")
 
 
 class _Side(NamedTuple):

@@ -76,6 +76,10 @@ _TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
         "the gradient `{tensor}` of {module} {defect}",
         "Everything before it in the backward pass matches.",
     ),
+    "recompute": (
+        "the backward pass recomputes `{tensor}` of {module} with different values",
+        "",
+    ),
     "update": (
         "the update of `{tensor}` of {module} differs",
         "The gradients match.",

@@ -63,7 +63,7 @@ def recomputed_otherwise(context: StepContext) -> Finding | None:
         "forward pass. The gradients are computed from that."
     )
     deviation = Deviation(found.error, _ROUNDING)
-    return context.finding("backward", places, explanation, cause, deviation)
+    return context.finding("recompute", places, explanation, cause, deviation)
 
 
 def _first_differing(step: RecordedStep) -> _Recomputed | None:

@@ -176,7 +176,7 @@ class Expected:
 
 _DOWN, _PROJ, _UP = "blocks.0.mlp.down", "blocks.0.attention.proj", "blocks.1.mlp.up"
 _Q, _V, _MESH_PROJ = (f"blocks.1.attention.{part}" for part in ("q", "v", "proj"))
-_ROUTER, _MESH_DOWN = "blocks.1.mlp.router", "blocks.1.mlp.down"
+_ROUTER = "blocks.1.mlp.router"
 _ATTENTION, _GATE = "blocks.1.attention", "blocks.2.mlp.gate"
 _MIXTURE = "blocks.1.mixture"
 _EXPERTS = f"{_MIXTURE}.experts"
@@ -221,7 +221,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("mesh", "tensor=2", "gathered_logits"): Expected("", "loss", "loss", 0, "whole_as_part"),
     ("mesh", "data=2 mtp", "mtp_local_tokens"): Expected("", "loss", "loss", 0, "mean_of_means"),
     ("mesh", "tensor=2 data=2 recompute", "recompute_group"): Expected(
-        _MESH_DOWN, "param_grad.weight", "backward", None, None, "place"
+        "blocks.1.attention.q", "out", "recompute", 2, "another_ranks_part", "near"
     ),
     ("mesh", "tensor=2 data=2 mixture", "mask_group"): Expected(
         _ROUTER, "grad", "backward", None, None, "place"
