@@ -121,7 +121,7 @@ def judge_absent_gradients(context: StepContext) -> Finding | None:
     lacking, side = (steps.reference, "reference") if port else (steps.port, "port")
     table = context.optimizers.reference if port else context.optimizers.port
     is_elsewhere = table.holds_copies(lacking.model) or lacking.scalar("grad_norm") is not None
-    if reference == port or is_elsewhere or not (lacking.losses or lacking.updated):
+    if reference == port or is_elsewhere or not _has_stepped(lacking):
         return None
     text = (
         f"no parameter has a gradient in the {side}: its loss does not depend on them, as after "
@@ -132,6 +132,12 @@ def judge_absent_gradients(context: StepContext) -> Finding | None:
     explanation = f"In the other program {plural(has, 'parameter')} have one."
     deviation = Deviation(kind="missing")
     return context.finding("backward", whole_model("param_grad"), explanation, cause, deviation)
+
+
+def _has_stepped(step: RecordedStep) -> bool:
+    """Return whether an optimizer was called, so that gradients would have been recorded."""
+    has_rates = any(name.startswith("lr[") for name, _ in step.scalars)
+    return bool(step.updated or has_rates) and not step.scalar("skipped")
 
 
 def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
