@@ -54,6 +54,9 @@ EXPECTED = {
     "eval from step 2 on": Expected(
         "forward", "norm", "out", 2, "training_mode", "norm is in eval mode in the port"
     ),
+    "one number": Expected(
+        "forward", "", "param.gain", 0, "number", "gain is 0.31, and the reference's 0.7"
+    ),
     "dropout": Expected(
         "forward", "0.down", "in[0]", 0, "dropout", "training mode"
     ),

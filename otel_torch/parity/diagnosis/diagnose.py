@@ -50,6 +50,7 @@ Hypothesis = Callable[[Clues], Cause | None]
 
 WEIGHTS: tuple[Hypothesis, ...] = (
     weights.constant,
+    weights.one_number,
     weights.rotary_base,
     weights.from_another_place,
     weights.parts_in_another_order,

@@ -30,6 +30,15 @@ def constant(clues: Clues) -> Cause | None:
     return Cause("not_loaded", True, f"{text}, as before loading")
 
 
+def one_number(clues: Clues) -> Cause | None:
+    """A parameter of one number is another one: any two numbers are a multiple of each other."""
+    if clues.reference.numel != 1 or clues.port.numel != 1:
+        return None
+    (before, _), (after, _) = clues.reference.extremes, clues.port.extremes
+    text = f"{clues.subject} is {after:.6g}, and the reference's {before:.6g}"
+    return Cause("number", True, text)
+
+
 def from_another_place(clues: Clues) -> Cause | None:
     """A parameter holds the numbers of another one of the reference."""
     if clues.weight is None or clues.weight.is_fused:

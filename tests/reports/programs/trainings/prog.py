@@ -30,6 +30,15 @@ class Scoring(Net):
         return F.cross_entropy(scores, labels), scores
 
 
+class Gained(Net):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor([0.31 if port else 0.7]))
+
+    def forward(self, x):
+        return super().forward(x) * self.gain
+
+
 class Block(nn.Module):
     """A module whose code applies dropout by a function."""
 
@@ -140,7 +149,7 @@ elif kind == "plain list":
         optimizer.step()
         optimizer.zero_grad()
 else:
-    net = Net()
+    net = Gained() if kind == "one number" else Net()
     if kind == "eval" and port:
         net.eval()
     optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
