@@ -94,7 +94,7 @@ def _table(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
 def _laws(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
     """Yield what the ranks of one training break together."""
     trainings = [overview.selection.training for overview in overviews]
-    yield from map(escape, broken_rank_laws(trainings))
+    yield from (escape(f"! {line}") for line in broken_rank_laws(trainings))
 
 
 def _cells(overview: Overview) -> list[str]:
