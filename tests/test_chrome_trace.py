@@ -245,7 +245,12 @@ def test_an_unmodified_program_is_drawn_without_saying_where_its_spans_are(tmp_p
         "model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())\n"
         "for number in range(3):\n    with otel_torch.trace_step(number), torch.no_grad():\n        model(torch.ones(1, 4))\n"
     )
-    run_python(tmp_path, program, OTEL_TORCH_OTLP_FILE=str(tmp_path / "otlp"))
+    run_python(
+        tmp_path,
+        program,
+        OTEL_TORCH_OTLP_FILE=str(tmp_path / "otlp"),
+        OTEL_TORCH_SIGNALS="spans,span_events",
+    )
     events, _ = trace(tmp_path / "run.jsonl", "--counters", "abs_mean")
     names = [event["name"] for event in of(events, "X")]
     assert [name for name in names if name.startswith("torch.step")] == [

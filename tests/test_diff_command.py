@@ -257,10 +257,11 @@ def bad_files(folder: Path, good: Path) -> dict[str, tuple[str, list[str]]]:
     text = good.read_bytes()
     lines = text.splitlines(keepends=True)
     made = {
-        "empty": (b"", ["holds no record"]),
+        "empty": (b"", ["is empty"]),
         "blank": (b"\n\n", ["holds no record"]),
         "no JSON": (lines[0] + b"loss 0.3\n" + lines[1], ["line 2", "is not JSON"]),
-        "no record": (b'{"loss": 0.3}\n', ["line 1", "is not a record", "`module`"]),
+        "metrics": (b'{"loss": 0.3}\n', ["is metrics of a training"]),
+        "no record": (b'{"weight": 0.3}\n', ["is JSON of another kind"]),
         "a list": (b"[1, 2]\n", ["line 1", "is not a JSON object"]),
         "bytes": (b"\x80\x81\n", ["line 1"]),
         "only a beginning": (lines[0][:20], ["line 1"]),
@@ -280,6 +281,7 @@ NAMES = [
     "empty",
     "blank",
     "no JSON",
+    "metrics",
     "no record",
     "a list",
     "bytes",

@@ -473,7 +473,7 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
             ("--html", "p.html", "--module", "nothing"),
             "none of its 1 records is selected; it has 1 modules (block)",
         ),
-        (("--html", "p.html", "--traces", "run.jsonl"), "run.jsonl: line 1 holds no spans"),
+        (("--html", "p.html", "--traces", "run.jsonl"), "run.jsonl: is a recording"),
     ],
 )
 def test_bad_input_is_one_line_status_2_and_no_page(

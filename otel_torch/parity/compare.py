@@ -340,8 +340,9 @@ class _Comparison:
             frozenset(self._match.models.values())
             - {self._match.models[model] for model in by_step},
         )
-        for warning, is_compared in unpaired_forward_warnings(pairer.unpaired, compared):
-            (self.report.leave_out if is_compared else self._warn)(warning)
+        warnings = unpaired_forward_warnings(pairer.unpaired, compared, self._training.same_batch)
+        for warning, is_left_out in warnings:
+            (self.report.leave_out if is_left_out else self._warn)(warning)
 
     def _models_called_equally_often(self) -> frozenset[str]:
         """Return the models that both runs, if complete, called equally often.
@@ -466,7 +467,7 @@ class _Comparison:
             judgment = judge_isolated(alignment, self._unexchanged, missing)
         else:
             judgment = judge(alignment, missing)
-        if _position(reference) in self._training.same_batch:
+        if _position(reference) in self._training.same_batch.reference:
             judgment = allow_other_split(alignment, judgment)
         if parameters.state == "wrong":
             judgment = Judgment(judgment.diverged, [], judgment.healed, judgment.wrong)

@@ -9,6 +9,7 @@ from otel_torch.parity.align import Alignment
 from otel_torch.parity.finding import UncomparedTensor
 from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.modules import ModulePairs, ModulePath
+from otel_torch.parity.pair_forwards import ModelStep
 from otel_torch.parity.pair_roles import MOST_SEARCHED_ROLES
 from otel_torch.parity.sides import Sides
 
@@ -103,13 +104,25 @@ class Coverage:
 
 
 def unpaired_forward_warnings(
-    unpaired: Sides[Counter[str]], compared: Sides[frozenset[str]]
+    unpaired: Sides[Counter[ModelStep]],
+    compared: Sides[frozenset[str]],
+    same_batch: Sides[set[tuple[int, int]]],
 ) -> Iterator[tuple[str, bool]]:
-    """Yield a warning for each model that has forwards without a counterpart, and whether it is one
-    of those of which all forwards should have one.
+    """Yield a warning for each model that has forwards without a counterpart, and whether it should
+    have none.
+
+    Args:
+        compared: The models of which all forwards should have one.
+        same_batch: The steps (loop and step) whose gradients say the same of all their forwards.
     """
-    for side, counts, models in zip(_SIDES, unpaired, compared, strict=True):
+    for side, steps, models, known in zip(_SIDES, unpaired, compared, same_batch, strict=True):
+        counts: Counter[str] = Counter()
+        for (model, *_), number in steps.items():
+            counts[model] += number
         for model, count in counts.items():
+            is_left_out = model in models and any(
+                (loop, step) not in known for name, loop, step in steps if name == model
+            )
             forwards, has, was = (
                 ("forward", "has", "was") if count == 1 else ("forwards", "have", "were")
             )
@@ -117,4 +130,4 @@ def unpaired_forward_warnings(
                 f"{count} {forwards} of {model or 'a model'} in the {side} {has} no counterpart "
                 f"and {was} not compared"
             )
-            yield warning, model in models
+            yield warning, is_left_out

@@ -30,6 +30,7 @@ _LOOKAHEAD, _ROWS_AHEAD = 8, 20_000
 _SAME, _SIMILAR = 1e-3, 0.05
 
 SketchLookup = Callable[[RowRecord], bytes | None]
+ModelStep = tuple[str, int, int]  # model, loop and step
 _Pair = Sides[ForwardRows]
 
 
@@ -45,7 +46,7 @@ class ForwardPairer:
         sketch_of: Returns the sketch of a row, for either side.
 
     Attributes:
-        unpaired: How many forwards of each model have no partner.
+        unpaired: How many forwards have no partner, by model, loop and step.
         notes: Assumptions, for the warnings of the report.
     """
 
@@ -57,7 +58,7 @@ class ForwardPairer:
         sketch_of: Sides[SketchLookup],
         by_step: frozenset[str] = frozenset(),
     ) -> None:
-        self.unpaired: Sides[Counter[str]] = Sides(Counter(), Counter())
+        self.unpaired: Sides[Counter[ModelStep]] = Sides(Counter(), Counter())
         self.notes: list[str] = []
         self._streams = streams
         self._reference_model = {port: reference for reference, port in models.items()}
@@ -83,8 +84,8 @@ class ForwardPairer:
         for waiting, stream, unpaired in zip(
             self._waiting, self._streams, self.unpaired, strict=True
         ):
-            unpaired.update(forward.model for forward in waiting)
-            unpaired.update(forward.model for forward in stream)
+            unpaired.update(map(_model_step, waiting))
+            unpaired.update(map(_model_step, stream))
 
     def _read_ahead(self, count: int, is_required: bool = True) -> bool:
         """Let up to `count` forwards of each side wait; return whether each side has one.
@@ -107,13 +108,13 @@ class ForwardPairer:
                 if forward.model in models:
                     waiting.append(forward)
                 else:
-                    unpaired[forward.model] += 1
+                    unpaired[_model_step(forward)] += 1
         return bool(self._waiting.reference and self._waiting.port)
 
     def _drop_first_of_longer(self) -> None:
         is_port_longer = len(self._waiting.port) > len(self._waiting.reference)
         side = 1 if is_port_longer else 0
-        self.unpaired[side][self._waiting[side].popleft().model] += 1
+        self.unpaired[side][_model_step(self._waiting[side].popleft())] += 1
 
     def _drop_unrecorded_step(self) -> bool:
         """Drop a forward of a step that the other side did not record; return whether one was."""
@@ -125,7 +126,7 @@ class ForwardPairer:
             return False
         side = 1 if positions.reference > positions.port else 0
         self._waiting[side].remove(first[side])
-        self.unpaired[side][first[side].model] += 1
+        self.unpaired[side][_model_step(first[side])] += 1
         return True
 
     def _next_pair(self) -> _Pair | None:
@@ -144,7 +145,7 @@ class ForwardPairer:
             for passed in before:
                 if passed.model == forward.model:
                     waiting.remove(passed)
-                    unpaired[passed.model] += 1
+                    unpaired[_model_step(passed)] += 1
             waiting.remove(forward)
         return pair
 
@@ -238,6 +239,10 @@ def _informative_inputs(forward: ForwardRows) -> list[RowRecord]:
         if record.numel == 1 or record.min is None or record.min != record.max:
             inputs.append(record)
     return inputs
+
+
+def _model_step(forward: ForwardRows) -> ModelStep:
+    return forward.model, forward.loop or 0, forward.step or 0
 
 
 def _position(forward: ForwardRows) -> tuple[int, int, str, int]:

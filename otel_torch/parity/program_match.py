@@ -121,14 +121,17 @@ class ProgramMatch:
         )
 
     def _match_models(self) -> None:
-        """Match models by votes of their modules, then by name, then the only unmatched pair."""
+        """Match models by votes of their modules, then by name, then the only unmatched pair.
+
+        Of equally many votes those for the same name count.
+        """
         models = self.models
         if self.given is not None:
             models.update(self.given.models)
         votes = Counter((module[0], match[0]) for module, match in self.modules.matched.items())
         for whole, parts in self.modules.parts.items():
             votes.update((part[0], whole[0]) for part in parts)
-        for (model, match), _ in votes.most_common():
+        for model, match in sorted(votes, key=lambda pair: (-votes[pair], pair[0] != pair[1])):
             if model not in models and match not in models.values():
                 models[model] = match
         names = self._recordings.map(lambda recording: recording.model_names)

@@ -74,10 +74,9 @@ VARIABLES = (
     "VLLM_BATCH_INVARIANT",
 )
 
-# settings of the compiler, if the program has loaded it
+# settings of the compiler, if the program has loaded it; `deterministic` follows that of torch
 _INDUCTOR = (
     "batch_invariant",
-    "deterministic",
     "emulate_precision_casts",
     "fallback_random",
     "freezing",

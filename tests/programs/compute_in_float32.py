@@ -71,7 +71,7 @@ if FLOAT is torch.float64:
     net, x = net.double(), x.double()
 if task == "train":
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    for _ in range(3):
+    for _ in range(10):
         loss = net(x).to(FLOAT).square().mean()
         loss.backward()
         optimizer.step()

@@ -52,7 +52,7 @@ class TrainingReport:
     Attributes:
         first: The first finding, in the reference's step `position`.
         pairs: How many pairs of tensors were compared.
-        same_batch: Steps of the reference whose gradients show that both programs trained on the
+        same_batch: Steps of each side whose gradients show that both programs trained on the
             same data, however each split it into forwards.
         known: Models of the reference whose updates were compared, so that their parameters are
             known in every forward.
@@ -63,7 +63,7 @@ class TrainingReport:
     first: Finding | None = None
     position: Position | None = None
     pairs: int = 0
-    same_batch: set[Position] = field(default_factory=set)
+    same_batch: Sides[set[Position]] = field(default_factory=lambda: Sides(set(), set()))
     known: set[str] = field(default_factory=set)
     hidden_settings: dict[str, str] = field(default_factory=dict)
     _drift: dict[str, dict[Position, float]] = field(default_factory=dict)
@@ -212,7 +212,8 @@ class _TrainingComparison:
         if report.first is not None and report.first.phase == "loss":
             report.first = judge_given_inputs(context) or report.first
         if verdict.same_batch:
-            report.same_batch.add(steps.reference.position)
+            for positions, step in zip(report.same_batch, steps, strict=True):
+                positions.add(step.position)
         for pair in verdict.pairs:
             if pair.trained is not None:
                 error = (
