@@ -319,7 +319,7 @@ def cache_block_overwritten(model: Any) -> None:
     forward = attention.forward
 
     def attend(*args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
         if cache is not None and cache.get_seq_length(1) == 8:
             cache.layers[1].keys[1, :, 3] = 0
         return forward(*args, **kwargs)
@@ -334,7 +334,7 @@ def window_off_by_one(model: Any) -> None:
     def attend(
         hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any
     ) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
         past, length = 0 if cache is None else cache.get_seq_length(1), hidden_states.shape[1]
         query, key = torch.arange(past, past + length)[:, None], torch.arange(past + length)
         mask = torch.where((key <= query) & (key > query - 7), 0.0, -torch.inf)[None, None]
@@ -351,7 +351,7 @@ def boundary_token_lost(model: Any) -> None:
     def attend(
         hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any
     ) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
         if cache is not None and cache.get_seq_length(0) == 4:
             query, key = torch.arange(4, 10)[:, None], torch.arange(10)
             attention_mask = torch.where((key <= query) & (key != 3), 0.0, -torch.inf)[None, None]

@@ -30,6 +30,7 @@ class LanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         cache_position: Tensor | None = None,
         positions: Tensor | None = None,
@@ -86,12 +87,13 @@ def test_the_tokens_of_a_packed_batch() -> None:
     assert "requests" not in stats
 
 
-def test_the_past_of_a_cache_counts() -> None:
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_the_past_of_a_cache_counts(name: str) -> None:
     class Cache:
         def get_seq_length(self) -> int:
             return 5
 
-    (stats,) = recorded_tokens(IDS, past_key_values=Cache())
+    (stats,) = recorded_tokens(IDS, **{name: Cache()})
     assert stats["positions"] == [5, 6, 7] * 2
 
 

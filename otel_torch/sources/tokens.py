@@ -191,7 +191,10 @@ def _positions(arguments: Mapping[str, Any], shape: torch.Size, device: torch.de
         counted = is_token.cumsum(1) - 1
         return torch.where(is_token, counted, NO_TOKEN)[:, -length:].expand(shape)
     indices = torch.arange(length, device=device)
-    past_length = getattr(arguments.get("past_key_values"), "get_seq_length", None)
+    # named `cache` by transformers from 5.24 on
+    caches = (arguments.get(name) for name in ("cache", "past_key_values"))
+    past_lengths = (getattr(cache, "get_seq_length", None) for cache in caches)
+    past_length = next(filter(None, past_lengths), None)
     past: int | Tensor = 0 if past_length is None else past_length()
     sees_itself = _sees_itself(mask, shape, past)
     if sees_itself is not None:
