@@ -615,7 +615,7 @@ def unet_shortcut_missing(port: models.UNet) -> None:
     port.mid.shortcut.forward = lambda x: torch.zeros_like(x)
 
 
-@_kept_back()
+@_kept_back("padding", words="reflection", tensors=True)
 def unet_padding_reflected(port: models.UNet) -> None:
     port.mid.conv1.padding_mode = "reflect"
     port.mid.conv1._reversed_padding_repeated_twice = [1, 1, 1, 1]
