@@ -153,6 +153,7 @@ def count_unmatched(
     """Return how many computed tokens of one run have no partner, and how many there are.
 
     Tokens before the first one that a partner computed are in its cache: what follows shows them.
+    A program that generates the last token of an answer need not compute with it, another one does.
 
     Args:
         places: Where the matched tokens were computed.
@@ -161,7 +162,8 @@ def count_unmatched(
     for request in _find_requests(forwards):
         matched = [at for at, (_, several) in request.tokens.items() if known & {*several}]
         for position, (_, several) in request.tokens.items():
-            if matched and position < min(matched):
+            is_last = position == max(request.tokens)
+            if matched and (position < min(matched) or (is_last and position - 1 in matched)):
                 known.update(several)
     computed = {
         TokenPlace(index, row)
