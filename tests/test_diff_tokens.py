@@ -283,6 +283,18 @@ def test_requests_that_only_one_side_serves_are_no_match(reference: Path, tmp_pa
     assert "10 of 20 tokens of Qwen3ForCausalLM in the reference" in report.reason
 
 
+@pytest.mark.parametrize(("missing", "verdict"), [(1, "match"), (2, "partial")])
+def test_the_last_token_of_an_answer_may_be_generated_only(
+    reference: Path, tmp_path: Path, missing: int, verdict: str
+) -> None:
+    def shorter(model: nn.Module) -> None:
+        chunk = IDS[:, : 10 - missing]
+        out = model(chunk[:, :4], use_cache=True)
+        model(chunk[:, 4:], past_key_values=out.past_key_values, use_cache=True)
+
+    assert diff(reference, record(tmp_path / "port.jsonl", shorter, make())).verdict == verdict
+
+
 # -- faults
 
 
