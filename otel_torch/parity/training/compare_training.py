@@ -63,7 +63,9 @@ class TrainingReport:
     first: Finding | None = None
     position: Position | None = None
     pairs: int = 0
-    same_batch: Sides[set[Position]] = field(default_factory=lambda: Sides(set(), set()))
+    same_batch: Sides[set[Position]] = field(
+        default_factory=lambda: Sides[set[Position]](set(), set())
+    )
     known: set[str] = field(default_factory=set)
     hidden_settings: dict[str, str] = field(default_factory=dict)
     _drift: dict[str, dict[Position, float]] = field(default_factory=dict)
