@@ -9,10 +9,10 @@ SECONDS ?= 600
 SEED ?=
 ATTACK ?=
 # only the files with long tests, so that pytest collects no others
-LONG = tests/fastvideo tests/parity $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
-# tests that only read recordings, code or documentation do not depend on the versions of torch and the SDK
-VERSIONLESS = tests/parity $(wildcard $(addprefix tests/test_,architecture.py chrome_trace.py dashboards.py diff.py diff_*.py docs.py \
-  growth.py notebooks.py patience.py scanner.py show*.py wrong_input.py))
+LONG = tests/fastvideo tests/corpora $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
+# on the oldest torch and SDK: what touches private names of theirs, how a process starts, and runs from end to end
+OLDEST_TESTS = $(addprefix tests/,bisecting sources statistics capture regions scanning telemetry/sinks telemetry/test_light_span.py \
+  telemetry/test_telemetry.py cli/test_main.py startup test_end_to_end.py test_neutral.py test_neutral_torch_nn.py test_torch_private.py)
 # three workers on two cores, whole files each: many tests start programs and wait for them
 WORKERS ?= 3
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile
@@ -26,14 +26,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # a module is compiled where it is first imported: pip would compile 20,000, most of them never imported
 export PIP_COMPILE := 0
 
-.PHONY: help quickstart install wheel test test-fastvideo test-frameworks test-engines test-oldest backends e2e chaos bench lint format docs notebooks site dashboards pictures clean
+.PHONY: help quickstart install wheel test scores mutants test-fastvideo test-frameworks test-engines test-oldest backends e2e chaos bench lint format docs notebooks site dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
-	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
-	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests"
+	@echo "make test            run the tests; PYTEST_ARGS='tests/cli/test_main.py -x' selects, FRESH_INTERPRETERS=1 forks none"
+	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests; SAMPLE_SEED=all runs every case of a corpus"
 	@echo "make test-frameworks run the tests of other training frameworks: Trainer, Lightning, DeepSpeed, timm …"
+	@echo "make scores          score the comparison on all corpora of planted faults and update docs/parity-scores.md (an hour)"
+	@echo "make mutants         plant small mistakes in the comparison and ask whether a test notices; COUNT=60 SEED=1"
 	@echo "make test-engines    run the tests of vLLM on a CPU against transformers, in $(ENGINE) (0.6 GB more)"
-	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
+	@echo "make test-oldest     run what depends on torch's version on the oldest supported one, in $(OLDEST) (7 GB more)"
 	@echo "make install         install what several targets need at once: EXTRAS='lint site test'"
 	@echo "make backends        build what make e2e tests against, and nothing else"
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
@@ -57,7 +59,7 @@ $(VENV)/made $(OLDEST)/made:
 	@touch $@
 
 # an editable installation copies or compiles these: reinstall when they change
-INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py $(wildcard otel_torch/statistics/*.[ch]) otel_torch/recording/scanner.c
+INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py $(wildcard otel_torch/statistics/native/*.[ch]) otel_torch/recording/scanner.c
 
 $(VENV)/installed-%: $(VENV)/made constraints.txt $(INSTALLED)
 	$(call install,$(VENV),constraints.txt,-e '.[$*]')
@@ -112,13 +114,23 @@ test-fastvideo: $(VENV)/installed-fastvideo $(VENV)/installed-notebooks
 	$(VENV)/bin/python $(PYTEST) -m "(fastvideo or scoreboard) and not e2e" $(LONG) $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/installed-frameworks
-	$(VENV)/bin/python $(PYTEST) -m frameworks tests/frameworks $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m frameworks tests/frameworks tests/corpora/laws $(PYTEST_ARGS)
+
+# a corpus whose framework is missing says so and keeps its scores
+scores: $(VENV)/installed-test
+	$(VENV)/bin/python -m tests.corpora --page
+	$(VENV)/bin/python -m tests.corpora --engine graph --page
+	if [ -x $(ENGINE)/bin/python ]; then $(ENGINE)/bin/python -m tests.corpora engines --page; fi
+
+COUNT ?= 60
+mutants: $(VENV)/installed-test
+	$(VENV)/bin/python -m tests.mutants --count $(COUNT) --seed $(or $(SEED),1)
 
 test-engines: $(ENGINE)/installed
-	$(ENGINE)/bin/python -m pytest -n 2 -m engines tests/parity/test_engines.py $(PYTEST_ARGS)
+	$(ENGINE)/bin/python -m pytest -n 2 -m engines tests/corpora/test_engines.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(OLDEST_TESTS) $(PYTEST_ARGS)
 
 backends: $(VENV)/made
 	$(VENV)/bin/python -m tests.e2e.build
@@ -180,4 +192,4 @@ pictures: $(VENV)/installed-test
 	$(VENV)/bin/python -m tests.e2e.draw_dashboard
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(ENGINE) build dist otel-torch otel_torch/statistics/kernel.so otel_torch/recording/libscanner.so
+	rm -rf $(VENV) $(OLDEST) $(ENGINE) build dist otel-torch otel_torch/statistics/native/kernel.so otel_torch/recording/libscanner.so

@@ -1,7 +1,7 @@
 """Writes docs/semantic-conventions.md: `make docs`.
 
 Training metrics and statistics come from the package's own tables. The other names are literals in
-its code; `tests/test_semantic_conventions.py` compares them with the tables here, and with what
+its code; `tests/telemetry/test_attributes.py` compares them with the tables here, and with what
 arrives at a receiver.
 """
 
@@ -12,7 +12,7 @@ from otel_torch.frameworks.fastvideo import _REQUEST_FIELDS
 from otel_torch.records import FINGERPRINTS
 from otel_torch.statistics.table import DEFINITIONS
 from otel_torch.telemetry.attributes import ACTIVATION, NOT_GAUGES
-from otel_torch.telemetry.metric_sink import _DURATION_BOUNDS_S
+from otel_torch.telemetry.sinks.metric_sink import _DURATION_BOUNDS_S
 from otel_torch.training_quantities import NONFINITE, ROWS, SCOPE_ATTRIBUTES, STEP_DURATION
 
 PAGE = pathlib.Path(__file__).with_name("semantic-conventions.md")
@@ -86,6 +86,7 @@ NUMBER = "double or string"  # a string where it is not finite
 QUANTITIES = {
     name: Attribute(NUMBER, quantity.text, "`0.125`; `NaN`") for name, quantity in ROWS.items()
 }
+QUANTITIES["broken_law"] = Attribute("string[]", ROWS["broken_law"].text, '`["same_batch"]`')
 
 ATTRIBUTES = {
     "torch.branch": Attribute("string", "The branch of classifier-free guidance", "`cond`; `uncond`"),
@@ -96,6 +97,7 @@ ATTRIBUTES = {
     "torch.loop": Attribute("int", "Number of the pass of the main loop: the second video of a process is 1", "`0`; `1`"),
     "torch.model": Attribute("string", "Class of the outermost module; further instances are numbered", "`LlamaForCausalLM`; `Net#2`"),
     "torch.module": Attribute("string", "Canonical path of a module in its model, without wrapper components; empty for the model itself", "`model.layers.0.mlp`"),
+    "torch.law": Attribute("string", "Name of a law of training", "`same_batch`"),
     "torch.param_group": Attribute("string", "Name of an optimizer's parameter group, or its number", "`decay`; `0`"),
     "torch.phase": Attribute("string", "What the program was doing: see [phases](#phases)", "`forward`; `eval`"),
     "torch.region": Attribute("string", "Registered name of a region, or the name of its span", "`profiler_region_model_loading`"),
@@ -271,6 +273,7 @@ METRICS = [
             {
                 "torch.model": REQUIRED,
                 "torch.module": OF_MODULE,
+                "torch.law": if_("the value is that of a law of training"),
                 "torch.param_group": if_("the value is that of a parameter group"),
                 "torch.tensor": f"{if_('the metric is')} `{NONFINITE.metric}`: the name of the quantity's row, as `grad_norm`",
                 "torch.step": OPT_IN,

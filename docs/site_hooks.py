@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LINKED = (
     "collector-config",
     "examples",
+    "otel_torch/SKILL.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",

@@ -7,6 +7,7 @@ file imports this module in every enabled process, so it imports neither torch n
 TYPE_CHECKING = False  # importing it from typing costs time; type checkers know the name
 if TYPE_CHECKING:
     __version__: str
+    from otel_torch.bisecting.callables import bisect as bisect
     from otel_torch.bootstrap import flush as flush
     from otel_torch.bootstrap import start as start
     from otel_torch.bootstrap import stop as stop
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     )
     from otel_torch.capture.cache import Cache as Cache
     from otel_torch.capture.cache_dict import CacheDict as CacheDict
-    from otel_torch.capture.interleave import Interleaver as Interleaver
-    from otel_torch.capture.interleave import interleave as interleave
-    from otel_torch.capture.lockstep import lockstep as lockstep
+    from otel_torch.capture.interleaving.interleave import Interleaver as Interleaver
+    from otel_torch.capture.interleaving.interleave import interleave as interleave
+    from otel_torch.capture.interleaving.lockstep import lockstep as lockstep
     from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
     from otel_torch.capture.offloaded_layer import LayerwiseOffloadHook as LayerwiseOffloadHook
     from otel_torch.capture.offloaded_layer import LayerwiseOffloadState as LayerwiseOffloadState
@@ -55,19 +56,19 @@ if TYPE_CHECKING:
     from otel_torch.regions.registry import register_profiler_region as register_profiler_region
     from otel_torch.regions.registry import resolve_profiler_region as resolve_profiler_region
     from otel_torch.scanning.scan import scan as scan
-    from otel_torch.sources.hooks import ForwardHook as ForwardHook
-    from otel_torch.sources.hooks import ModuleHookManager as ModuleHookManager
-    from otel_torch.sources.nonfinite_error import NonFiniteError as NonFiniteError
-    from otel_torch.sources.trace_step import current_step_idx as current_step_idx
-    from otel_torch.sources.trace_step import trace_step as trace_step
+    from otel_torch.sources.modules.hooks import ForwardHook as ForwardHook
+    from otel_torch.sources.modules.hooks import ModuleHookManager as ModuleHookManager
+    from otel_torch.sources.nonfinite.error import NonFiniteError as NonFiniteError
+    from otel_torch.sources.steps.trace_step import current_step_idx as current_step_idx
+    from otel_torch.sources.steps.trace_step import trace_step as trace_step
 
 # Module -> its public names. The imports above repeat this for type checkers.
 _HOMES = {
     "bootstrap": ("start", "stop", "flush"),
     "instrumentor": ("OtelTorchInstrumentor",),
-    "sources.trace_step": ("trace_step", "current_step_idx"),
-    "sources.hooks": ("ForwardHook", "ModuleHookManager"),
-    "sources.nonfinite_error": ("NonFiniteError",),
+    "sources.steps.trace_step": ("trace_step", "current_step_idx"),
+    "sources.modules.hooks": ("ForwardHook", "ModuleHookManager"),
+    "sources.nonfinite.error": ("NonFiniteError",),
     "capture.activation_trace": (
         "ActivationStatHook",
         "JsonlSink",
@@ -92,10 +93,11 @@ _HOMES = {
     ),
     "capture.cache": ("Cache",),
     "capture.cache_dict": ("CacheDict",),
-    "capture.interleave": ("interleave", "Interleaver"),
-    "capture.lockstep": ("lockstep",),
+    "capture.interleaving.interleave": ("interleave", "Interleaver"),
+    "capture.interleaving.lockstep": ("lockstep",),
     "capture.offload": ("enable_layerwise_offload",),
     "capture.offloaded_layer": ("LayerwiseOffloadHook", "LayerwiseOffloadState"),
+    "bisecting.callables": ("bisect",),
     "scanning.scan": ("scan",),
     "capture.stash": (
         "Event",

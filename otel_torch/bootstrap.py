@@ -32,10 +32,13 @@ from otel_torch.sources.source import Source
 
 if TYPE_CHECKING:
     from otel_torch.sources.events import RunEvents
-    from otel_torch.sources.isolation import Isolation
-    from otel_torch.sources.nonfinite_watch import NonFiniteWatch
-    from otel_torch.sources.operations import Operations
-    from otel_torch.sources.training_health import TrainingHealth
+    from otel_torch.sources.interventions.graph_values import GraphValues
+    from otel_torch.sources.interventions.isolation import Isolation
+    from otel_torch.sources.nonfinite.watch import NonFiniteWatch
+    from otel_torch.sources.operations.source import GraphCapture
+    from otel_torch.sources.tensors.operations import Operations
+    from otel_torch.sources.training.law_watch import LawWatch
+    from otel_torch.sources.training.training_health import TrainingHealth
 
 # Frameworks with a module in `frameworks/`. HOOKS there maps an import to what follows it.
 FRAMEWORKS = (
@@ -86,12 +89,25 @@ def start(**settings: Any) -> bool:
         return False
 
 
+def is_running() -> bool:
+    """Return whether a session records in this process."""
+    return _running is not None
+
+
 def flush() -> None:
     """Read everything measured so far and hand it to the sinks, without ending the current step."""
     if _running is not None:
         tracker = _running.step_tracker
         tracker.end_pending_forward()
         _running.session.recorder.flush(tracker.step_scope)
+
+
+def add_result(result: Any) -> None:
+    """Record what the program has returned as the end of its graph of operations, if that is
+    recorded.
+    """
+    if _running is not None and _running.graph_capture is not None:
+        _running.graph_capture.add_result(result)
 
 
 def stop() -> None:
@@ -146,18 +162,19 @@ class RunningSession:
 
     def __init__(self, settings: Settings, overrides: dict[str, str]) -> None:
         # Sources import torch, whose import may have brought us here: load them only now.
-        from otel_torch.sources.activations import Activations
         from otel_torch.sources.attach_hooks import HookAttacher
         from otel_torch.sources.events import RunEvents
-        from otel_torch.sources.inventory import Inventory
-        from otel_torch.sources.module_modes import ModeChanges
-        from otel_torch.sources.modules import ModelRegistry
-        from otel_torch.sources.noise import Jitter
-        from otel_torch.sources.nonfinite_origin import NonFiniteOrigin
-        from otel_torch.sources.steps import StepTracker
-        from otel_torch.sources.tensor_reader import TensorReader, step_of
-        from otel_torch.sources.training import Training
-        from otel_torch.sources.upcast import Upcast
+        from otel_torch.sources.interventions.noise import Jitter
+        from otel_torch.sources.interventions.upcast import Upcast
+        from otel_torch.sources.models.configurations import Configurations
+        from otel_torch.sources.models.inventory import Inventory
+        from otel_torch.sources.models.model_registry import ModelRegistry
+        from otel_torch.sources.models.module_modes import ModeChanges
+        from otel_torch.sources.nonfinite.origin import NonFiniteOrigin
+        from otel_torch.sources.steps.step_clocks import StepTracker
+        from otel_torch.sources.tensors.activations import Activations
+        from otel_torch.sources.tensors.tensor_reader import TensorReader, step_of
+        from otel_torch.sources.training.training_loop import Training
 
         if settings.isolate is not None and settings.budget is not None:
             say("OTEL_TORCH_BUDGET is ignored with OTEL_TORCH_ISOLATE, which needs every step")
@@ -174,11 +191,17 @@ class RunningSession:
         self.activations = Activations(self.session, reader, events)
         self.inventory = Inventory()
         self.modes = ModeChanges(events) if "parity" in settings.capture else None
+        self.configurations = Configurations(events) if "graph" in settings.capture else None
         self.isolation = self._make_isolation(events)
-        jitter = Jitter(settings.noise) if settings.noise is not None else None
+        # where operations are recorded, they get the noise themselves
+        noise = settings.noise if "graph" not in settings.capture else None
+        jitter = Jitter(noise) if noise is not None else None
         upcast = Upcast() if settings.upcast != "off" else None
         operations = self._make_operations(events)
+        self.graph_values: GraphValues | None = None
+        self.graph_capture = self._make_graph_capture(events)
         self.training_health = self._make_training_health(events)
+        self.law_watch = self._make_law_watch(events)
         cadence = self.step_tracker.cadence
         self.nonfinite_origin = NonFiniteOrigin(
             self.session,
@@ -189,6 +212,8 @@ class RunningSession:
         self._observe_tokens(events)
         nonfinite_watch = self._make_nonfinite_watch(events)
         reader.observers.append(self.nonfinite_origin.observe)
+        if self.law_watch is not None:
+            reader.observers.append(self.law_watch.observe)
         HookAttacher(  # subscribes to `events`, which keeps it
             self.session,
             events,
@@ -206,7 +231,9 @@ class RunningSession:
             jitter,
             upcast,
             operations,
+            self.graph_capture,
             self.training_health,
+            self.law_watch,
             nonfinite_watch,
             ranges,
         )
@@ -314,38 +341,68 @@ class RunningSession:
         if "parity" not in self.settings.capture:
             say("OTEL_TORCH_ISOLATE needs OTEL_TORCH_CAPTURE=parity, so nothing is isolated")
             return None
-        from otel_torch.sources.isolation import Isolation
+        from otel_torch.sources.interventions.isolation import Isolation
 
         return Isolation(self.settings.isolate, self.session, self.activations.current_call, events)
 
     def _make_operations(self, events: RunEvents) -> Operations | None:
         if self.settings.operations is None and self.settings.on_nonfinite != "zoom":
             return None
-        from otel_torch.sources.operations import Operations
+        from otel_torch.sources.tensors.operations import Operations
 
         return Operations(self.settings.operations, self.activations.recorder_for, events)
+
+    def _make_graph_capture(self, events: RunEvents) -> GraphCapture | None:
+        if "graph" not in self.settings.capture:
+            return None
+        from otel_torch.sources.interventions.graph_values import GraphValues
+        from otel_torch.sources.interventions.noise import NoisyResults
+        from otel_torch.sources.operations.source import GraphCapture
+
+        settings = self.settings
+        change = None if settings.noise is None else NoisyResults(settings.noise)
+        meet = None
+        if settings.graph_keep or settings.graph_put:
+            self.graph_values = GraphValues(
+                settings.graph_keep, settings.graph_put, self.session.job.rank
+            )
+            meet = self.graph_values.meet
+        return GraphCapture(self.session, self.activations.selection, events, change, meet)
 
     def _make_training_health(self, events: RunEvents) -> TrainingHealth | None:
         if not self.settings.training:
             return None
-        from otel_torch.sources.training_health import TrainingHealth
+        from otel_torch.sources.training.training_health import TrainingHealth
 
         selection, optimizers = self.activations.selection, self.step_tracker.training.optimizers
         return TrainingHealth(
-            self.session, selection, optimizers, events, self.activations.is_observed
+            self.session,
+            selection,
+            optimizers,
+            events,
+            self.activations.is_observed,
+            lambda: self.registry.models,
+            self.training.facts.idle,
         )
+
+    def _make_law_watch(self, events: RunEvents) -> LawWatch | None:
+        if self.training_health is None:
+            return None
+        from otel_torch.sources.training.law_watch import LawWatch
+
+        return LawWatch(self.session, self.training_health.rows, events, self._training_facts)
 
     def _observe_tokens(self, events: RunEvents) -> None:
         if "tokens" not in self.settings.capture:
             return
-        from otel_torch.sources.tokens import TokenObserver
+        from otel_torch.sources.tensors.tokens import TokenObserver
 
         TokenObserver(self.session, self.activations.selection, events)
 
     def _make_nonfinite_watch(self, events: RunEvents) -> NonFiniteWatch | None:
         if self.step_tracker.cadence is None:
             return None
-        from otel_torch.sources.nonfinite_watch import NonFiniteWatch
+        from otel_torch.sources.nonfinite.watch import NonFiniteWatch
 
         return NonFiniteWatch(self.nonfinite_origin.observe_unrecorded, events)
 
@@ -361,7 +418,7 @@ class RunningSession:
         from otel_torch.recording.recording_sink import RecordingSink
         from otel_torch.recording.tensor_sink import TensorSink
         from otel_torch.telemetry.run_trace import run_trace_id
-        from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
+        from otel_torch.telemetry.sinks.telemetry_sink import build_telemetry_sinks
 
         self.session.job = job = this_job(os.environ | self._overrides)
         settings, losses = self.settings, self.session.recorder.losses
@@ -399,13 +456,21 @@ class RunningSession:
             "kernels": _kernels(),
             "models": self._models(),
         }
-        if optimizers := self.training.facts.describe():
-            metadata["optimizers"] = optimizers
+        metadata |= self._training_facts()
+        if self.law_watch is not None and self.law_watch.broken:
+            metadata["broken_laws"] = [law._asdict() for law in self.law_watch.broken]
         if self.registry.models.forgotten:
             metadata["models_forgotten"] = self.registry.models.forgotten
         health = self.training_health
         if health is not None and (throughput := health.throughput.describe()):
             metadata["training"] = throughput
+        if self.graph_capture is not None:
+            metadata["lines"] = self.graph_capture.describe()
+            metadata["operations_cut"] = self.graph_capture.is_cut
+        if self.graph_values is not None:
+            metadata["values_put"] = self.graph_values.put
+            metadata["values_not_kept"] = self.graph_values.not_kept
+            metadata["values_differed"] = self.graph_values.differed
         if self.isolation is not None:
             metadata["isolated"] = self.isolation.describe()
         if self.step_tracker.cadence is not None:
@@ -413,6 +478,16 @@ class RunningSession:
         if self.nonfinite_origin.origin is not None:
             metadata["nonfinite"] = self.nonfinite_origin.origin.describe()
         return metadata
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Return what the metadata say of optimizers and of the models that they train."""
+        health = self.training_health
+        facts: dict[str, Any] = {
+            "optimizers": self.training.facts.describe(),
+            "idle_optimizers": self.training.facts.idle(),
+            "training_loops": {} if health is None else health.states.describe(),
+        }
+        return {name: fact for name, fact in facts.items() if fact}
 
     def _models(self) -> dict[str, dict[str, Any]]:
         models = {}
@@ -427,6 +502,8 @@ class RunningSession:
                 models[model.name] |= self.inventory.describe(model)
             if self.modes is not None:
                 models[model.name] |= self.modes.describe(model)
+            if self.configurations is not None:
+                models[model.name] |= self.configurations.describe(model)
         return models
 
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Statistic = float | int | str | list[int]
 
@@ -38,6 +38,22 @@ def json_safe(value: Any) -> Any:
             return "NaN"
         return "Infinity" if value > 0 else "-Infinity"
     return value
+
+
+class LoopStep(NamedTuple):
+    """A step of a loop: what a record's position in the run is called."""
+
+    loop: int | None
+    number: int | None
+
+    def __str__(self) -> str:
+        """Return the step, with its loop unless that is the first.
+
+        >>> str(LoopStep(0, 3)), str(LoopStep(1, 3))
+        ('step 3', 'step 3 of loop 1')
+        """
+        step = f"step {self.number}"
+        return f"{step} of loop {self.loop}" if self.loop else step
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,17 @@ class TensorPosition:
         return fields
 
 
+@dataclass(frozen=True, slots=True)
+class GraphFields:
+    """What a row of the graph of operations has besides its place and its statistics."""
+
+    row: dict[str, Any]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a recording's row."""
+        return self.row
+
+
 @dataclass(slots=True)
 class Record:
     """The statistics of one tensor of one module call.
@@ -87,7 +114,7 @@ class Record:
             defined for the tensor (the mean of an empty one).
         time_ns: when the tensor was seen, in Unix nanoseconds; not part of a recording.
         data: the whole tensor on the host, if requested; the sink that writes it removes it.
-        position: set if two programs are to be compared.
+        position: set if two programs are to be compared, and in the graph of operations.
     """
 
     module: str
@@ -101,7 +128,12 @@ class Record:
     stats: dict[str, Statistic]
     time_ns: int
     data: list[Any] | None = None
-    position: TensorPosition | None = None
+    position: TensorPosition | GraphFields | None = None
+
+    @property
+    def is_of_graph(self) -> bool:
+        """Whether this is a row of the graph of operations, which only the recording has."""
+        return type(self.position) is GraphFields
 
     def key(self) -> dict[str, Any]:
         """Return the fields that identify the record, in the order of a recording's row."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from otel_torch.records import Losses
     from otel_torch.regions.closer import RegionLabel
     from otel_torch.settings import Settings
-    from otel_torch.sources.steps import StepTracker
+    from otel_torch.sources.steps.step_clocks import StepTracker
 
 
 @dataclass(slots=True)

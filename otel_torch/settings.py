@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from otel_torch.laws.table import NAMES as LAWS
+from otel_torch.laws.table import SETTING as LAWS_OFF
 from otel_torch.statistics.table import DEFINITIONS
 
 _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
@@ -55,7 +57,7 @@ def split_list(text: str) -> list[str]:
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
-def _list_of(*allowed: str) -> Callable[[str, Report], tuple[str, ...]]:
+def _list_of(*allowed: str, may_be_empty: bool = False) -> Callable[[str, Report], tuple[str, ...]]:
     """Return a parser of comma-separated lists. It reports unknown entries and skips them."""
 
     def parse(text: str, report: Report) -> tuple[str, ...]:
@@ -66,7 +68,7 @@ def _list_of(*allowed: str) -> Callable[[str, Report], tuple[str, ...]]:
                 report(f"unknown entry {word!r} is skipped; use any of {', '.join(allowed)}")
             elif name not in selected:
                 selected.append(name)
-        if text.strip() and not selected:
+        if text.strip() and not selected and not may_be_empty:
             raise UnusableSelection(f"no usable entry; use any of {', '.join(allowed)}")
         return tuple(selected)
 
@@ -263,6 +265,7 @@ CAPTURES = (
     "parity",
     "training",
     "tokens",
+    "graph",
 )
 # What a comparison needs of each tensor, in addition to what OTEL_TORCH_STATS selects.
 PARITY_STATISTICS = (
@@ -359,7 +362,17 @@ class Settings:
         "`parameters` and `updates` (every parameter right after an optimizer's step). `parity` "
         "records everything that `otel-torch diff` needs: inputs, outputs, parameters and their "
         "sketches. `training` adds gradients and updates to that, and `tokens` a sketch of each "
-        "token's row and which tokens each forward computes.",
+        "token's row and which tokens each forward computes. `graph` records every operation of "
+        "the program, with what it reads and makes and its line; without `OTEL_TORCH_STEPS` in the "
+        "first step of each model; see "
+        "[record-format.md](record-format.md#the-graph-of-operations).",
+    )
+    graph_inside: bool = _setting(
+        "OTEL_TORCH_GRAPH_INSIDE",
+        _switch,
+        "on",
+        "With `OTEL_TORCH_CAPTURE=graph`, also record what fused attention, norms and losses "
+        "compute inside, by plain operations that run beside them; `off` keeps them whole.",
     )
     token_ids: bool = _setting(
         "OTEL_TORCH_TOKEN_IDS",
@@ -373,6 +386,14 @@ class Settings:
         "on",
         "Record the health of a training, as rows of phase `train`: loss, learning rate, gradient "
         "norm, update ratio and more; see [training.md](training.md).",
+    )
+    laws_off: tuple[str, ...] = _setting(
+        LAWS_OFF,
+        _list_of(*LAWS, may_be_empty=True),
+        "",
+        "Laws of training that are not checked, by name, such as `same_batch`; see "
+        "[training.md](training.md#the-laws-of-training).",
+        shown="none",
     )
     steps: NumberSet = _setting(
         "OTEL_TORCH_STEPS",
@@ -571,6 +592,23 @@ class Settings:
         "outputs, so that each recorded error is the module's own.",
         shown="off",
     )
+    graph_keep: str | None = _setting(
+        "OTEL_TORCH_GRAPH_KEEP",
+        _path,
+        "",
+        "Folder with a list of values of the graph, which receives them whole. `otel-torch bisect` "
+        "sets it for a run of the reference.",
+        shown="off",
+    )
+    graph_put: str | None = _setting(
+        "OTEL_TORCH_GRAPH_PUT",
+        _path,
+        "",
+        "Folder with whole values, which are put in place of those of the graph. `otel-torch "
+        "bisect` sets it for a run of the port, to try whether everything after a fault matches "
+        "then. This changes the program's numbers.",
+        shown="off",
+    )
     nvtx: bool = _setting(
         "OTEL_TORCH_NVTX",
         _switch,
@@ -669,12 +707,27 @@ def find_misspelled(environ: Mapping[str, str]) -> Iterator[str]:
     >>> list(find_misspelled({"OTEL_TORCH_MODUELS": "x"}))
     ['OTEL_TORCH_MODUELS is no setting; did you mean OTEL_TORCH_MODULES?']
     """
+    for variable, meant in misspelled_settings(environ):
+        yield describe_misspelled(variable, meant)
+
+
+def describe_misspelled(variable: str, meant: str | None) -> str:
+    """Return the line about a variable that does not exist. meant: The near one, if any."""
+    hint = f"; did you mean {meant}?" if meant else ""
+    return f"{variable} is no setting{hint}"
+
+
+def misspelled_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each OTEL_TORCH_ variable that does not exist, with the one that was probably meant.
+
+    >>> list(misspelled_settings({"OTEL_TORCH_MODUELS": "x", "OTEL_TORCH_Q": "x"}))
+    [('OTEL_TORCH_MODUELS', 'OTEL_TORCH_MODULES'), ('OTEL_TORCH_Q', None)]
+    """
     names = Settings.names()
     for variable in sorted(environ):
         if variable.startswith("OTEL_TORCH_") and variable not in names:
             near = _near_setting(variable)
-            hint = f"; did you mean {_VARIABLES[near]}?" if near else ""
-            yield f"{variable} is no setting{hint}"
+            yield variable, _VARIABLES[near] if near else None
 
 
 def options_to_variables(options: Mapping[str, Any], report: Report) -> dict[str, str]:

@@ -505,6 +505,13 @@ def clipping_functions() -> list[tuple[Any, str]]:
     return [(owner, name) for owner, name in functions if hasattr(owner, name)]
 
 
+def inside_step_of_scheduler() -> str:
+    """Return the method of `LRScheduler` that its `step` calls; without it, `step` itself."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    return "_update_lr" if hasattr(LRScheduler, "_update_lr") else "step"
+
+
 def is_sharded_by_fsdp1(module: torch.nn.Module) -> bool:
     """Return whether a wrapper's parameters are plain tensors that hold a part of the values."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -519,6 +526,125 @@ def number_of_operation(node: Any) -> int | None:
     """Return the number that autograd has given a node of its graph; None if it has none."""
     number = getattr(node, "_sequence_nr", None)
     return None if number is None else int(number())
+
+
+def next_number_of_operation() -> int:
+    """Return the number that autograd gives this thread's next node; 0 if unknown.
+
+    The node of an operation is made before the operation is dispatched.
+    """
+    try:
+        return int(torch._C._autograd._get_sequence_nr())
+    except AttributeError:
+        return 0
+
+
+def number_of_running_node() -> int | None:
+    """Return the number of the node of autograd's graph that runs backward here, None if none does.
+
+    A node that accumulates a gradient belongs to no operation.
+    """
+    try:
+        node: Any = torch._C._current_autograd_node()
+        return None if node is None else int(node._sequence_nr())
+    except AttributeError:
+        return None
+
+
+def enter_below_all_modes(mode: Any) -> None:
+    """Enter a dispatch mode below the modes of the program, so that these may leave in any order.
+
+    `with` leaves whichever mode is on top. A mode below all others sees what they make of an
+    operation.
+    """
+    others = _lift_modes()
+    try:
+        mode.__enter__()
+    finally:
+        _put_modes(others)
+
+
+def leave_below_all_modes(mode: Any) -> bool:
+    """Leave a mode that `enter_below_all_modes` has entered in this thread.
+
+    Returns False if it is not the lowest mode any more: it then stays.
+    """
+    others = _lift_modes()
+    try:
+        if others and others[-1] is mode:
+            others.pop()
+            torch._C._push_on_torch_dispatch_stack(mode)
+            mode.__exit__(None, None, None)
+            return True
+        return False
+    finally:
+        _put_modes(others)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a DTensor that this rank holds, and any other tensor as it is.
+
+    The public `to_local` is an operation that autograd sees.
+    """
+    part = getattr(tensor, "_local_tensor", None)
+    return part if isinstance(part, torch.Tensor) else tensor
+
+
+def is_faking() -> bool:
+    """Return whether this thread makes tensors without numbers, to learn shapes or a graph."""
+    try:
+        keys = torch._C._TorchDispatchModeKey
+        kinds = keys.FAKE, keys.PROXY, keys.FUNCTIONAL
+        return any(torch._C._get_dispatch_mode(kind) is not None for kind in kinds)
+    except AttributeError:
+        return False
+
+
+def _lift_modes() -> list[Any]:
+    """Take the program's modes off this thread's stack, the innermost first."""
+    lifted = []
+    while torch._C._len_torch_dispatch_stack() and not _is_of_infrastructure(
+        torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
+    ):
+        lifted.append(torch._C._pop_torch_dispatch_stack(None))
+    return lifted
+
+
+def _put_modes(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def _is_of_infrastructure(mode: Any) -> bool:
+    """Return whether a mode has a place of its own on the stack (fake tensors, tracing)."""
+    return getattr(mode, "_mode_key", None) is not None
+
+
+@functools.cache
+def composite_kernel(operation: Any, device: str) -> Callable[..., Any] | None:
+    """Return the kernel of an operation that consists of other operations on this kind of device.
+
+    None if it computes by itself. Such operations are dispatched as a whole in inference mode.
+
+    Args:
+        device: as `torch.device.type` has it.
+    """
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    backend = getattr(torch._C.DispatchKey, device.upper(), None)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = operation.name()
+    if backend is None or not has_kernel(name, composite) or has_kernel(name, backend):
+        return None
+    return functools.partial(operation._op_dk, composite)
+
+
+def decomposition_of(operation: Any) -> Callable[..., Any] | None:
+    """Return how torch computes an operation by others, None if it has no such rule."""
+    try:
+        from torch._decomp import decomposition_table
+    except ImportError:
+        return None
+    return decomposition_table.get(operation)
 
 
 def returns_view(operation: Any) -> bool:
@@ -639,6 +765,10 @@ def _numbers_operations() -> bool:
     return number_of_operation(node) is not None
 
 
+def _updates_rates() -> bool:
+    return inside_step_of_scheduler() != "step"
+
+
 def _counts_backward_passes() -> bool:
     """Return whether this torch tells a backward pass from none."""
     seen = []
@@ -651,6 +781,46 @@ def _counts_backward_passes() -> bool:
 def _knows_schemas() -> bool:
     aten = torch.ops.aten
     return returns_view(aten.view.default) and 0 in written_arguments(aten.add_.Tensor)
+
+
+def _enters_below() -> bool:
+    """Return whether a mode can be entered below another one, and left before it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    upper: Any = TorchDispatchMode()  # type: ignore[no-untyped-call]
+    lower: Any = TorchDispatchMode()  # type: ignore[no-untyped-call]
+    with upper:
+        enter_below_all_modes(lower)
+        is_below = bool(torch._C._get_dispatch_stack_at(0) is lower)
+        return leave_below_all_modes(lower) and is_below
+
+
+def _notices_fakes() -> bool:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        inside = is_faking()
+    return inside and not is_faking()
+
+
+def _numbers_nodes() -> bool:
+    """Return whether a node has the number that was announced for it, also while it runs."""
+    announced = next_number_of_operation()
+    leaf = torch.zeros(1, requires_grad=True)
+    result = leaf.exp()
+    seen: list[int | None] = []
+    node: Any = result.grad_fn
+    node.register_prehook(lambda gradients: seen.append(number_of_running_node()))
+    result.sum().backward()  # type: ignore[no-untyped-call]
+    return seen == [announced]
+
+
+def _decomposes() -> bool:
+    return composite_kernel(torch.ops.aten.reshape.default, "cpu") is not None
+
+
+def _breaks_up() -> bool:
+    return decomposition_of(torch.ops.aten.native_layer_norm.default) is not None
 
 
 # purpose, whether this torch has the names for it, what happens without
@@ -668,7 +838,13 @@ _WAYS: tuple[tuple[str, Callable[[], object], str], ...] = (
     ("schemas of operations", _knows_schemas, "no double precision of operations in place"),
     ("backward passes", _counts_backward_passes, "recomputation counts as forward"),
     ("gradient clipping", clipping_functions, "not recorded"),
+    ("steps of schedulers", _updates_rates, "torch's warnings of them point to this package"),
     ("TorchScript", _compiles_scripts, "it cannot compile a recorded module"),
     ("parts of a DTensor", _knows_shards, "recorded without their place"),
+    ("modes below others", _enters_below, "no graph of operations"),
+    ("tensors without numbers", _notices_fakes, "recorded as operations of the program"),
+    ("lines of backward operations", _numbers_nodes, "only that of the backward pass"),
+    ("decompositions of operations", _breaks_up, "fused norms and losses stay whole"),
+    ("composite operations", _decomposes, "one operation of a graph in inference mode"),
     ("shapes of pipeline stages", _knows_pipeline_shapes, "counted as forwards"),
 )

@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple
 PHASE = "train"
 # attribute of a metric point whose quantity belongs to a group of an optimizer
 PARAM_GROUP = "torch.param_group"
+# attribute of a metric point of a law of training
+LAW = "torch.law"
 
 SAMPLES = "torch.training.samples"
 TOKENS = "torch.training.tokens"
@@ -33,6 +35,7 @@ class Quantity:
         unit: of the metric, in UCUM; empty for a number without a unit of its own.
         text: description of the metric.
         by_module: whether modules have values of their own besides the total.
+        group: the attribute that has the group of a row, `0` of `lr[0]`.
     """
 
     metric: str
@@ -40,6 +43,7 @@ class Quantity:
     unit: str
     text: str
     by_module: bool = False
+    group: str = PARAM_GROUP
 
 
 # by the name of the row's tensor, without the group
@@ -64,6 +68,61 @@ ROWS: dict[str, Quantity] = {
         "counter",
         "{clip}",
         "Times that gradients were clipped before all batches of a step were added up",
+    ),
+    "late_clips": Quantity(
+        "torch.training.late_clips",
+        "counter",
+        "{clip}",
+        "Times that gradients were clipped after the step that used them",
+    ),
+    "uncleared": Quantity(
+        "torch.training.uncleared_gradients",
+        "counter",
+        "{step}",
+        "Steps whose gradients add to those of the step before",
+    ),
+    "eval_forwards": Quantity(
+        "torch.training.eval_forwards",
+        "counter",
+        "{step}",
+        "Steps that trained in eval mode, where dropout or batch norm depend on it",
+    ),
+    "train_evaluations": Quantity(
+        "torch.training.train_evaluations",
+        "counter",
+        "{forward}",
+        "Forwards of an evaluation in training mode, where dropout or batch norm depend on it",
+    ),
+    "repeated_batch": Quantity(
+        "torch.training.repeated_batches",
+        "counter",
+        "{step}",
+        "Steps with the batch of the step before, made anew",
+    ),
+    "unused_losses": Quantity(
+        "torch.training.unused_losses",
+        "gauge",
+        "{loss}",
+        "Losses that gave a model gradients that no optimizer has used, at the end of the run",
+    ),
+    "equal_outputs": Quantity(
+        "torch.training.equal_outputs",
+        "counter",
+        "{step}",
+        "Steps with the same output for all samples of a batch that differ",
+    ),
+    "rounded_away": Quantity(
+        "torch.training.rounded_away",
+        "gauge",
+        "1",
+        "Share of the elements in half precision with a gradient that a step does not change",
+    ),
+    "broken_law": Quantity(
+        "torch.training.broken_laws",
+        "counter",
+        "{law}",
+        "Laws of training that were found to be broken",
+        group=LAW,
     ),
     "param_norm": Quantity(
         "torch.training.parameter_norm", "gauge", "", "L2 norm of the parameters", True
@@ -92,6 +151,12 @@ ROWS: dict[str, Quantity] = {
         True,
     ),
 }
+
+# of these a step has a row only where it breaks a law of training
+OF_LAWS = frozenset({
+    "early_clips", "late_clips", "uncleared", "eval_forwards", "train_evaluations",
+    "repeated_batch", "equal_outputs", "broken_law",
+})  # fmt: skip
 
 STEP_DURATION = Quantity(
     "torch.training.step.duration", "histogram", "s", "Duration of a training step"

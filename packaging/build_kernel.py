@@ -37,7 +37,7 @@ class Library(NamedTuple):
 
 
 KERNEL = Library(
-    "otel_torch/statistics",
+    "otel_torch/statistics/native",
     f"kernel{SUFFIX}",
     (
         "kernel.c",
@@ -50,6 +50,7 @@ KERNEL = Library(
         "module_call.c",
         "lines.c",
         "native.h",
+        "layout.h",
     ),
     "measuring a tensor on a CPU takes 4 to 30 times as long",
 )

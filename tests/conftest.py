@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import sampling
 from tests.interpreters import heed_signals
 
 if TYPE_CHECKING:
@@ -21,15 +23,37 @@ TOGETHER = dict.fromkeys(
     (f"tests/fastvideo/test_{name}.py" for name in ("delivery", "generation", "workers")),
     "runs of FastVideo",
 )
+# files with few tests that take long: begun last, one worker would run them while the others are done
+LONG = (
+    "runs of FastVideo",
+    "tests/fastvideo/test_training.py",
+    "tests/fastvideo/test_diff_ports.py",
+    "tests/fastvideo/test_diff_generation.py",
+    "tests/fastvideo/ports/test_corpus.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/process/test_processes.py",
+    "tests/sources/tensors/test_compiled.py",
+    "tests/telemetry/otlp/test_delivery.py",
+    "tests/test_docs.py",
+    "tests/test_end_to_end.py",
+)
 
 
 def pytest_configure() -> None:
     heed_signals()
+    # for all workers and programs of this run, though midnight may pass between two of them
+    os.environ[sampling.VARIABLE] = sampling.seed_of_this_run()
+
+
+def pytest_report_header() -> str:
+    return f"cases of long corpora: {sampling.VARIABLE}={os.environ[sampling.VARIABLE]}"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Give whole files to the workers, as `--dist loadfile` does, and those of `TOGETHER` at once."""
+    """Give whole files to the workers, as `--dist loadfile` does: those of `TOGETHER` at once, those of
+    `LONG` first, and then those with the most tests.
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -38,6 +62,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
         def _split_scope(self, nodeid: str) -> str:
             scope = super()._split_scope(nodeid)
             return TOGETHER.get(scope, scope)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if scope := next((scope for scope in LONG if scope in self.workqueue), None):
+                self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 
@@ -77,8 +106,8 @@ def torch_stays_as_it_is() -> Iterator[None]:
 def comparisons_do_not_contradict_themselves(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fail a test of `diff` in which a finding names a place whose own pair is right."""
-    if not request.path.name.startswith("test_diff"):
+    """Fail a test of a comparison in which a finding names a place whose own pair is right."""
+    if not {"parity", "test_diff.py"} & set(request.path.parts):
         return
     from otel_torch.parity import compare
     from tests.contradictions import contradictions

@@ -14,8 +14,11 @@ Fresh in any case (`fresh=True`, or a command that starts Python itself):
 - equal bytes of two runs, because strings hash differently in each interpreter (test_processes,
   test_parity_capture, test_noise);
 - delivery to receivers, and all other programs without torch, which start quickly (`drive`);
-- a run of the torch profiler (test_profiler), a pair of recordings (parity/test_scoreboard), and
+- a run of the torch profiler (test_profiler), a pair of recordings (corpora/test_small), and
   FastVideo (tests/fastvideo).
+
+Forked, but taken apart at the end as a fresh interpreter is (`is_taken_apart=True`): all other ends
+(test_processes, test_endings, test_at_fork).
 """
 
 from __future__ import annotations
@@ -77,11 +80,19 @@ class WarmInterpreter:
 
         return read_at_load(environment) == read_at_load(self._environment)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Program:
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | Path,
+        is_taken_apart: bool = False,
+    ) -> Program:
         """Start `argv[0]`, a script, with pipes as its standard output and error."""
         out, err, null = os.pipe(), os.pipe(), os.open(os.devnull, os.O_RDONLY)
         reply, remote = socket.socketpair()
-        request = {"argv": list(argv), "env": dict(env), "cwd": str(cwd)}
+        request = {
+            "argv": list(argv), "env": dict(env), "cwd": str(cwd), "is_taken_apart": is_taken_apart,
+        }  # fmt: skip
         passed = [null, out[1], err[1], remote.fileno()]
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], passed)
@@ -181,12 +192,14 @@ def run_script(
     timeout: float,
     modules: tuple[str, ...] = TORCH,
     fresh: bool = False,
+    is_taken_apart: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv[0]`, a script, as `python argv[0] …` would.
 
     Args:
         modules: what the interpreter may have imported before the program starts.
         fresh: start a new interpreter.
+        is_taken_apart: take all modules apart at the end, as a new interpreter does.
     """
     warm = None if fresh else warm_interpreter(modules, env)
     if warm is None:
@@ -194,7 +207,7 @@ def run_script(
             [sys.executable, *argv],
             env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
-    return warm.start(argv, env, cwd).communicate(timeout)
+    return warm.start(argv, env, cwd, is_taken_apart).communicate(timeout)
 
 
 def run_group(

@@ -4,6 +4,7 @@ list.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pty
@@ -26,7 +27,7 @@ from tests.interpreters import run_group, run_script
 
 # the programs that tests run: one file each
 PROGRAMS = Path(__file__).with_name("programs")
-TURNS_NAN = PROGRAMS / "weights_turn_nan.py"
+TURNS_NAN = PROGRAMS / "training/weights_turn_nan.py"
 
 
 class Arrived:
@@ -101,8 +102,27 @@ def recording(**settings: str) -> Iterator[ListSink]:
         bootstrap.stop()
 
 
+@contextmanager
+def recording_to(
+    path: Path, capture: str = "parity", grad: bool = False, **settings: str
+) -> Iterator[Path]:
+    """Record what runs in the block into a file, without gradients unless `grad`."""
+    import torch
+
+    from otel_torch import bootstrap
+
+    assert bootstrap.start(jsonl=str(path), capture=capture, **settings)
+    try:
+        with torch.set_grad_enabled(grad):
+            yield path
+    finally:
+        bootstrap.stop()
+
+
 def work_of(run: Callable[[], Any]) -> Counter[str]:
-    """Return how often each function of Python or C is called."""
+    """Return how often each function of Python or C is called. The garbage collector waits: what
+    it frees calls finalizers, which are no work of `run`.
+    """
     calls: Counter[str] = Counter()
 
     def count(frame: Any, event: str, function: Any) -> None:
@@ -111,11 +131,15 @@ def work_of(run: Callable[[], Any]) -> Counter[str]:
         elif event == "c_call":
             calls[function.__qualname__] += 1
 
+    enabled = gc.isenabled()
+    gc.disable()
     sys.setprofile(count)
     try:
         run()
     finally:
         sys.setprofile(None)
+        if enabled:
+            gc.enable()
     return calls
 
 
@@ -143,6 +167,7 @@ def run_python(
     check: bool = True,
     timeout: float = 240,
     fresh: bool = False,
+    is_taken_apart: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, or code written to one, in a child process with nothing but environment
@@ -151,6 +176,7 @@ def run_python(
     Args:
         check: raise where the exit status is not 0.
         fresh: start a new interpreter (see `tests/interpreters.py`).
+        is_taken_apart: take all modules apart at the end, as a new interpreter does.
     """
     script = code
     if isinstance(code, str):
@@ -162,6 +188,7 @@ def run_python(
         tmp_path,
         timeout,
         fresh=fresh,
+        is_taken_apart=is_taken_apart,
     )
     return checked(done) if check else done
 

@@ -102,6 +102,72 @@ def test_rooms_form_no_cycle():
     assert remaining == {}
 
 
+# ---- shelves
+
+# what tests several rooms together, or is no test
+BESIDE_THE_ROOMS = {
+    "benchmarks", "chaos", "corpora", "e2e", "fastvideo", "pages", "programs", "reports",
+}  # fmt: skip
+
+
+def documented_shelves() -> list[tuple[str, str]]:
+    """Return the room and name of each shelf in the page's table, in order."""
+    table = PAGE.split("<!-- shelves -->")[1].split("<!-- end of shelves -->")[0]
+    shelves, room = [], ""
+    for line in table.splitlines():
+        first, shelf, *_ = [*re.findall(r"\| *(`\w+`)? *(?=\|)", line), "", ""]
+        room = first.strip("`") or room
+        if shelf:
+            shelves.append((room, shelf.strip("`")))
+    return shelves
+
+
+def folders(root: pathlib.Path) -> set[pathlib.Path]:
+    """Return all folders with Python files, relative to `root`."""
+    return {path.parent.relative_to(root) for path in root.rglob("*.py")}
+
+
+def test_every_shelf_is_documented():
+    nested = {folder.parts for folder in folders(PACKAGE) if len(folder.parts) == 2}
+    assert set(documented_shelves()) == nested - {("startup", "site")}
+
+
+def test_shelves_of_sources_import_only_those_above():
+    order = [shelf for room, shelf in documented_shelves() if room == "sources"]
+    violations = []
+    for path in sorted((PACKAGE / "sources").rglob("*.py")):
+        shelf = path.relative_to(PACKAGE / "sources").parts[0]
+        allowed = order[: order.index(shelf) + 1] if shelf in order else []
+        tree = ast.parse(path.read_text())
+        guarded = type_checking_nodes(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and id(node) not in guarded:
+                imported = re.match(r"otel_torch\.sources\.(\w+)", node.module or "")
+                if imported and imported[1] in order and imported[1] not in allowed:
+                    violations.append(f"{path.name} of {shelf} imports {node.module}")
+    assert violations == []
+
+
+def test_folders_are_small():
+    listed = [*PACKAGE.rglob("*"), *(ROOT / "tests").rglob("*")]
+    files = collections.Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in listed
+        if path.suffix in (".py", ".c", ".h", ".js", ".css") and path.name != "__init__.py"
+    )
+    assert {folder for folder, count in files.items() if count > 25} <= {"otel_torch/parity"}
+
+
+def test_tests_stand_where_what_they_test_stands():
+    rooms = folders(PACKAGE) | {pathlib.Path()}
+    astray = {
+        folder
+        for folder in folders(ROOT / "tests") - rooms
+        if not {*folder.parts} & BESIDE_THE_ROOMS
+    }
+    assert astray == set()
+
+
 HEAVY = ("torch", "numpy", "opentelemetry", "msgspec", "pandas", "duckdb", "safetensors")
 # what a module may load of the heavy libraries; everything else in HEAVY it must not
 LIGHT_IMPORTS = {

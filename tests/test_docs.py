@@ -14,11 +14,13 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 import otel_torch
 from otel_torch.cli.main import COMMANDS
 from otel_torch.settings import Settings
 from tests.otlp_receiver import Receiver
+from tests.sampling import sample
 from tests.support import run_python
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -162,10 +164,11 @@ def marks_of(page):
 
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-WITH_COMMANDS = [
+WITH_COMMANDS = [page for page in PAGES if "```sh\n" in page.read_text()]
+TRIED = [
     pytest.param(page, id=page_id(page), marks=marks_of(page))
-    for page in PAGES
-    if "```sh\n" in page.read_text()
+    for page in WITH_COMMANDS
+    if not marks_of(page) or page in sample(WITH_COMMANDS, 3)
 ]
 
 
@@ -190,7 +193,7 @@ def assert_prints(output, sample):
 # blocks marked `sh` run here, those of one page in one folder, and blocks marked `output` are what
 # the one before them prints; `bash` ones need a network, a server or a checkout, or ranks of gloo,
 # which may abort when they end (`EXIT_RANK` in support.py)
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@pytest.mark.parametrize("page", TRIED)
 def test_commands_run(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     environ = {
@@ -220,6 +223,34 @@ def test_commands_run(page, tmp_path):
             result.stderr
         )
         printed = result.stdout
+
+
+def test_the_gate_of_a_port_stops_a_wrong_one_and_lets_a_right_one_pass(tmp_path):
+    page = (ROOT / "docs" / "diff.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    job = yaml.safe_load(block)["jobs"]["port"]
+    assert len(block.splitlines()) <= 10
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    (upload,) = (step["with"]["sarif_file"] for step in job["steps"] if "with" in step)
+    for file in ("original.py", "port.py"):
+        shutil.copy(ROOT / "examples" / "port" / file, tmp_path)
+    settings = {name: str(value) for name, value in job["env"].items()}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    environ = {**own, **settings}
+    environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environ["PATH"]])
+
+    def run(command):
+        command = command.removeprefix("pip install -r requirements.txt && ")
+        return subprocess.run(["bash", "-euc", command], cwd=tmp_path, env=environ).returncode
+
+    assert run("OTEL_TORCH_JSONL=reference.jsonl python original.py") == 0
+    assert [run(command) for command in commands] == [0, 1]
+    (result,) = json.loads((tmp_path / upload).read_text())["runs"][0]["results"]
+    location = result["locations"][0]["physicalLocation"]
+    assert (location["artifactLocation"]["uri"], location["region"]["startLine"]) == ("port.py", 40)
+    assert "<failure" in (tmp_path / "junit.xml").read_text()
+    assert [run(command.replace("port.py", "port.py --fixed")) for command in commands] == [0, 0]
+    assert json.loads((tmp_path / upload).read_text())["runs"][0]["results"] == []
 
 
 def test_the_samples_of_the_readme_are_up_to_date(tmp_path):

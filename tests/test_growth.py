@@ -21,8 +21,9 @@ import yaml
 
 import otel_torch
 from otel_torch.settings import RankSelection, Settings
-from otel_torch.telemetry import export_queue, trace_size
 from otel_torch.telemetry.attributes import gauge_values
+from otel_torch.telemetry.otlp import export_queue
+from otel_torch.telemetry.sinks import trace_size
 from tests.benchmarks.__main__ import rewritten
 from tests.benchmarks.growth import SIGNALS, records_of
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from otel_torch import session
-from otel_torch.sources import tensor_measurer
+from otel_torch.sources.tensors import tensor_measurer
 from tests.support import recording
 
 ALL_STATS = "abs_mean,sum,min,max,mean,std,nonfinite,rms,l2,zeros,numel,shape,dtype"

@@ -8,10 +8,13 @@ reply. The reply is the process id, then the exit status.
 
 The forked copy is made to look like a fresh interpreter: modules that were imported early are
 hidden until the program imports them, the start-up file of the package runs first, and the copy
-ends as any interpreter does, because the program runs in the main thread of the main module.
+waits for threads and calls exit functions as any interpreter does, because the program runs in the
+main thread of the main module. Only where a request asks for it are all modules taken apart at the
+end, too: that takes longer than most programs, since every page of theirs is copied for it.
 """
 
 import array
+import atexit
 import ctypes
 import gc
 import importlib
@@ -22,12 +25,16 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import types
+import weakref
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+# the folder of this file has packages that are called like the standard library's, such as `statistics`
+sys.path[0] = str(Path(__file__).parents[1])
 # no `after_import` waits for a submodule of these packages, so they become visible all at once
-SHOWN_AT_ONCE = ("numpy", "torch")
+SHOWN_AT_ONCE = ("numpy", "pandas", "scipy", "sklearn", "torch", "torchmetrics", "torchvision")
 START_UP_FILE = Path(__file__).parents[1] / "packaging" / "otel_torch.pth"
 
 
@@ -160,27 +167,48 @@ def become(request: dict, streams: list[int]) -> None:
     sys.path[0] = str(Path(sys.argv[0]).parent)
 
 
-def run(script: str) -> None:
+def end(status: object) -> None:
+    """End as an interpreter does, but for taking all modules apart."""
+    for finalizer in early_finalizers:
+        finalizer.atexit = False  # torch takes back its operators, one by one
+    if not isinstance(status, int | None):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((status or 0) & 0xFF)
+
+
+def run(script: str, is_taken_apart: bool) -> None:
     """Run `script` as the main module; print a traceback without this file's frames."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=script, __builtins__=__builtins__)
     sys.modules["__main__"] = main
     try:
         exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
-    except (SystemExit, KeyboardInterrupt):
+    except SystemExit as error:
+        if is_taken_apart:
+            raise
+        end(error.code)
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
         # the traceback begins at the script
         sys.last_type, sys.last_value = type(error), error
         sys.last_traceback = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(sys.last_type, sys.last_value, sys.last_traceback)
-        sys.exit(1)
+        sys.exit(1) if is_taken_apart else end(1)
+    if not is_taken_apart:
+        end(0)
 
 
 if __name__ == "__main__":
     early = EarlyImports()
     for name in sys.argv[1:]:
         early.load(name)
+    early_finalizers = list(weakref.finalize._registry)
     gc.collect()
     gc.freeze()  # copies share what was imported, and their collections pass it over
     accepted = serve(socket.socket(fileno=0))
@@ -188,4 +216,4 @@ if __name__ == "__main__":
         become(*accepted)
         early.hide()
         exec(START_UP_FILE.read_text(), {})
-        run(accepted[0]["argv"][0])
+        run(accepted[0]["argv"][0], accepted[0]["is_taken_apart"])

@@ -27,11 +27,11 @@ from otel_torch.process.job import this_job
 from otel_torch.recording.run_file import resolve_path
 from otel_torch.records import json_safe
 from otel_torch.settings import NumberSet, Settings, UnusableSelection
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
-from otel_torch.sources.module_names import named_modules
-from otel_torch.sources.selection import ModuleSelection
-from otel_torch.sources.trace_step import current_step_idx
-from otel_torch.sources.values import walk
+from otel_torch.sources.models.selection import ModuleSelection
+from otel_torch.sources.modules.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.modules.module_names import named_modules
+from otel_torch.sources.steps.trace_step import current_step_idx
+from otel_torch.sources.tensors.values import walk
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read_rows import read_rows
 from otel_torch.statistics.table import columns_for, derive

@@ -25,9 +25,9 @@ from otel_torch.capture.module_paths import without_root
 from otel_torch.capture.tensor_structure import join_tensors, replace_leaves
 from otel_torch.process.gc_pause import gc_paused
 from otel_torch.rendering.notebook import notebook_html
-from otel_torch.sources import compiled
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
-from otel_torch.sources.module_names import named_modules
+from otel_torch.sources.modules.hooks import ForwardHook, ModuleHookManager, remove_hook
+from otel_torch.sources.modules.module_names import named_modules
+from otel_torch.sources.tensors import compiled
 
 _CPU = torch.device("cpu")
 _PROVIDER = re.compile(r"(.*?)\.?(output|input|inputs)(\.i\d+)?")

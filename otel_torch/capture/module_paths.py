@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from otel_torch.rendering.near_name import near_name
-from otel_torch.sources.module_names import core, named_modules
+from otel_torch.sources.modules.module_names import core, named_modules
 
 
 def with_root(name: str) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from otel_torch.capture.offloaded_layer import LayerwiseOffloadHook, LayerwiseOffloadState
 from otel_torch.process.console import say_once
-from otel_torch.sources.hooks import ModuleHookManager
+from otel_torch.sources.modules.hooks import ModuleHookManager
 
 
 def enable_layerwise_offload(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from otel_torch.capture.disable_compile import disable_compile
-from otel_torch.sources.hooks import ForwardHook, TorchHook
+from otel_torch.sources.modules.hooks import ForwardHook, TorchHook
 
 
 class _StateDictHook(TorchHook):

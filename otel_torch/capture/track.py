@@ -26,9 +26,9 @@ from otel_torch.capture.tensor_structure import join_tensors
 from otel_torch.process.console import say_once
 from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.notebook import MAX_ROWS, notebook_html
-from otel_torch.sources import compiled
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
-from otel_torch.sources.module_names import first_names
+from otel_torch.sources.modules.hooks import ForwardHook, ModuleHookManager, remove_hook
+from otel_torch.sources.modules.module_names import first_names
+from otel_torch.sources.tensors import compiled
 
 if TYPE_CHECKING:
     import pandas

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from otel_torch.cli.report_files import (
+    add_report_files,
+    print_text,
+    report_files,
+    write_json,
+    write_report_files,
+)
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
 from otel_torch.process.console import say
 from otel_torch.recording.isolation_pairing import pairing_file
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import supports_color, terminal_size, write_line
+from otel_torch.rendering.table import supports_color, terminal_size
 from otel_torch.rendering.writable import check_writable
 
-_EXIT_STATUS = {"match": 0, "diverged": 1, "incomparable": 2, "partial": 2}
+# by verdict
+EXIT_STATUS = {"match": 0, "diverged": 1, "incomparable": 2, "partial": 2}
 _EPILOG = (
     "Record both programs with OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity. Exit status: 0 the "
     "port matches the reference, 1 it diverges, 2 bad input, nothing to compare, or only a part of "
@@ -55,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tolerances.add_argument(
         "--rtol",
         metavar="ERROR",
-        type=_parse_tolerance,
+        type=parse_tolerance,
         help="relative L2 error that replaces the constants of the dtypes, such as 1e-4",
     )
     tolerances.add_argument(
@@ -116,6 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--json", metavar="FILE", help="write one JSON object; - prints only that, to stdout"
     )
+    add_report_files(output)
     output.add_argument(
         "--all", action="store_true", help="show full lists, and every compared pair of tensors"
     )
@@ -139,7 +146,8 @@ class _Models(argparse.Action):
         setattr(namespace, self.dest, tuple(values))
 
 
-def _parse_tolerance(text: str) -> float:
+def parse_tolerance(text: str) -> float:
+    """Return a relative error, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -175,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
             report = diff(arguments.reference, arguments.port, progress=progress, **options)
     except (ValueError, OSError) as error:
         # An older file that says "match" must not survive as today's verdict.
-        _write_json(arguments, _incomparable(arguments, error))
+        _write_files(arguments, _incomparable(arguments, error))
         raise
     # Print first: the result is visible even if writing a file fails.
     if arguments.json != "-":
@@ -184,20 +192,20 @@ def run(arguments: argparse.Namespace) -> int:
         terminal = terminal_size(sys.stdout)
         width = min(terminal.columns, DEFAULT_WIDTH) if terminal else DEFAULT_WIDTH
         color = supports_color(sys.stdout)
-        _print(render_text(report, color=color, show_all=arguments.all, width=width))
-    _write_json(arguments, report)
+        print_text(render_text(report, color=color, show_all=arguments.all, width=width))
+    _write_files(arguments, report)
     if arguments.html:
         from otel_torch.parity.report.html import write_html
 
         write_html(report, Path(arguments.html))
-    if _EXIT_STATUS[report.verdict] == 2:
+    if EXIT_STATUS[report.verdict] == 2:
         say(f"{report.verdict}: {report.reason}")
-    return _EXIT_STATUS[report.verdict]
+    return EXIT_STATUS[report.verdict]
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Raise OSError for an output that cannot be written, before the long comparison."""
-    outputs = [arguments.html, arguments.save_map]
+    outputs = [arguments.html, arguments.save_map, *report_files(arguments)]
     if arguments.json != "-":
         outputs.append(arguments.json)
     if arguments.save_isolation is not None:
@@ -216,20 +224,7 @@ def _incomparable(arguments: argparse.Namespace, error: ValueError | OSError) ->
     return Report("incomparable", reason, reference=arguments.reference, port=port)
 
 
-def _write_json(arguments: argparse.Namespace, report: Report) -> None:
-    if not arguments.json:
-        return
-    text = json.dumps(report.as_json(arguments.all), allow_nan=False)
-    if arguments.json == "-":
-        _print(text)
-    else:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-
-
-def _print(text: str) -> None:
-    """Print the text. A closed pipe (`| head`) does not change the exit status."""
-    try:
-        write_line(sys.stdout, text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _write_files(arguments: argparse.Namespace, report: Report) -> None:
+    write_report_files(arguments, report, "diff")
+    if arguments.json:
+        write_json(arguments.json, report.as_json(arguments.all))

@@ -9,7 +9,6 @@ endpoint host and port.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import platform
@@ -17,15 +16,21 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from otel_torch.process.job import this_job
 from otel_torch.recording.run_file import fill_placeholders
-from otel_torch.settings import Settings, UnusableSelection, find_misspelled
-from otel_torch.telemetry.answer import show_endpoint
-from otel_torch.telemetry.exporters import (
+from otel_torch.rendering.next_step import NextStep, advice_lines
+from otel_torch.settings import (
+    Settings,
+    UnusableSelection,
+    describe_misspelled,
+    misspelled_settings,
+)
+from otel_torch.telemetry.otlp.answer import show_endpoint
+from otel_torch.telemetry.otlp.exporters import (
     CARRIERS,
     OTEL_SIGNALS,
     exporters_by_signal,
@@ -44,16 +49,26 @@ _PACKAGES = (
     "opentelemetry-instrumentation",
 )
 _OPTIONAL_PACKAGES = frozenset({"opentelemetry-instrumentation"})
+_PROGRAM = ("PROGRAM_COMMAND",)
+_CHECK_AGAIN = NextStep(
+    ("otel-torch", "doctor"), "mend what is marked NO, and check again", "status 0"
+)
 _MARKS = {True: "ok", False: "NO", None: "  "}
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line of the report. `ok`: False for a setting that cannot work, None for information."""
+    """One line of the report.
+
+    Attributes:
+        ok: False for a setting that cannot work, None for information.
+        next_step: What to do about it, if that is a command.
+    """
 
     about: str
     ok: bool | None
     text: str
+    next_step: NextStep | None = None
 
 
 def find_versions(environ: Environ) -> Iterator[CheckResult]:
@@ -66,9 +81,15 @@ def find_versions(environ: Environ) -> Iterator[CheckResult]:
                 text = f"{name} is not installed, and only `opentelemetry-instrument` needs it"
                 yield CheckResult("version", None, text)
             else:
-                yield CheckResult("version", False, f"{name} is not installed")
+                text = f"{name} is not installed"
+                yield CheckResult("version", False, text, _install(name))
     yield CheckResult("version", None, f"Python {platform.python_version()}, {sys.executable}")
     yield CheckResult("version", None, f"statistics by: {_describe_kernels(environ)}")
+
+
+def _install(package: str) -> NextStep:
+    command = (sys.executable, "-m", "pip", "install", package)
+    return NextStep(command, "install what is missing", "status 0")
 
 
 def _describe_kernels(environ: Environ) -> str:
@@ -89,11 +110,13 @@ def find_ways(environ: Environ) -> Iterator[CheckResult]:
     from otel_torch.telemetry.light_span import are_light_spans_made
 
     kernel, ways = cpu_kernel.load(), torch_private.ways()
-    in_c = kernel is not None and kernel.objects is not None
-    calls = "in C" if in_c and ways[0].is_open else "in Python, 4 to 10 µs a call slower"
-    yield CheckResult("way", True if calls == "in C" else None, f"recorded calls: {calls}")
-    spans = "light" if are_light_spans_made() else "the SDK's, 4 times slower"
-    yield CheckResult("way", True if spans == "light" else None, f"spans of regions: {spans}")
+    objects = None if kernel is None else kernel.objects
+    is_in_c = objects is not None and torch_private.module_call() is not None
+    calls = "in C" if is_in_c else "in Python, 4 to 10 µs a call slower"
+    yield CheckResult("way", is_in_c or None, f"recorded calls: {calls}")
+    is_light = are_light_spans_made()
+    spans = "light" if is_light else "the SDK's, 4 times slower"
+    yield CheckResult("way", is_light or None, f"spans of regions: {spans}")
     known = ", ".join(way.purpose for way in ways if way.is_open)
     yield CheckResult("way", True, f"torch is as known: {known}")
     for way in ways:
@@ -110,13 +133,21 @@ def find_switch(environ: Environ) -> Iterator[CheckResult]:
         text = "the start-up file is active: OTEL_TORCH_ENABLED=1 records"
         yield CheckResult("start", True, text)
     else:
-        text = (
-            "the start-up file is not active here: use otel-torch run, "
-            "or install the package into this Python"
+        step = NextStep(
+            ("otel-torch", "run", *_PROGRAM),
+            "record without the start-up file, which only an installation has",
+            "a last line with the number of records",
         )
-        yield CheckResult("start", False if is_on else None, text)
+        text = "the start-up file is not active here"
+        yield CheckResult("start", False if is_on else None, text, step)
     if not is_on:
-        yield CheckResult("start", None, "OTEL_TORCH_ENABLED is off: nothing is recorded")
+        step = NextStep(
+            _PROGRAM,
+            "record a program",
+            "a last line with the number of records",
+            {"OTEL_TORCH_ENABLED": "1"},
+        )
+        yield CheckResult("start", None, "OTEL_TORCH_ENABLED is off: nothing is recorded", step)
 
 
 def _is_startup_file_active(environ: Environ) -> bool:
@@ -138,8 +169,9 @@ def find_settings(environ: Environ) -> Iterator[CheckResult]:
         yield CheckResult(
             "set", None, "what a program passes to otel_torch.start() wins over these"
         )
-    for line in find_misspelled(environ):
-        yield CheckResult("set", False, line)
+    for variable, meant in misspelled_settings(environ):
+        text = describe_misspelled(variable, meant)
+        yield CheckResult("set", False, text, _rename(meant) if meant else None)
     problems: list[str] = []
     selection = None
     try:
@@ -150,6 +182,11 @@ def find_settings(environ: Environ) -> Iterator[CheckResult]:
         yield CheckResult("set", False, problem)
     if selection is not None:
         yield CheckResult("record", None, selection)
+
+
+def _rename(variable: str) -> NextStep:
+    why = "set the variable that was probably meant"
+    return NextStep(_PROGRAM, why, "the setting is followed", {variable: "VALUE"})
 
 
 def _show_variables(environ: Environ) -> dict[str, str]:
@@ -244,12 +281,14 @@ def find_endpoints(environ: Environ) -> Iterator[CheckResult]:
     settings = _usable_settings(environ)
     signals = settings.signals if settings is not None else ()
     if exporters_by_signal(environ) and "log_events" in signals and "span_events" not in signals:
-        yield CheckResult(
-            "export",
-            None,
-            "activations: with the logs, which Jaeger does not store; "
-            "for Jaeger set OTEL_TORCH_SIGNALS=spans,span_events",
+        step = NextStep(
+            _PROGRAM,
+            "if the endpoint is Jaeger, send the activations on the spans",
+            "events on the spans of steps",
+            {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_SIGNALS": "spans,span_events"},
         )
+        text = "activations: with the logs, which Jaeger does not store"
+        yield CheckResult("export", None, text, step)
 
 
 def _check_config_file(file: str) -> CheckResult:
@@ -329,6 +368,18 @@ def run_checks(environ: Environ) -> list[CheckResult]:
     return results
 
 
+def next_steps(results: Sequence[CheckResult]) -> list[NextStep]:
+    """Return what to do about the results: first what cannot work, then this check again.
+
+    >>> next_steps([CheckResult("set", False, "OTEL_TORCH_STEPS='soon'")])[0].line
+    'otel-torch doctor'
+    """
+    is_fine = all(result.ok is not False for result in results)
+    shown = (result for result in results if is_fine or result.ok is False)
+    steps = [result.next_step for result in shown if result.next_step is not None]
+    return steps if is_fine else [*steps, _CHECK_AGAIN]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `otel-torch doctor`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -338,11 +389,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the report. Return 0, or 2 if a setting cannot work."""
     results = run_checks(dict(os.environ))
     is_fine = all(result.ok is not False for result in results)
+    steps = next_steps(results)
     if arguments.json:
-        rows = [dataclasses.asdict(result) for result in results]
-        report = {"schema": "otel_torch.doctor/1", "ok": is_fine, "findings": rows}
+        report = {
+            "schema": "otel_torch.doctor/1",
+            "ok": is_fine,
+            "findings": [
+                {"about": result.about, "ok": result.ok, "text": result.text} for result in results
+            ],
+            "next": [step.as_json() for step in steps],
+        }
         print(json.dumps(report, indent=2))
     else:
         for result in results:
             print(f"{_MARKS[result.ok]} {result.about:<10} {result.text}")
+        if steps:
+            print("", *advice_lines(steps), sep="\n")
     return 0 if is_fine else 2

@@ -23,6 +23,10 @@ COMMANDS = {
     "run": ("otel_torch.cli.run", "run a command and record it"),
     "show": ("otel_torch.cli.show", "show a recording as a table, as an HTML page or as a trace"),
     "watch": ("otel_torch.cli.watch", "watch a run in the terminal while it is under way"),
+    "bisect": (
+        "otel_torch.cli.bisect",
+        "run two programs, and find the lines in which the port goes wrong, each one tried",
+    ),
     "diff": ("otel_torch.cli.diff", "find where a port first diverges from its reference"),
     "import": (
         "otel_torch.cli.import_dump",
@@ -34,6 +38,7 @@ COMMANDS = {
         "check the settings, what would be recorded, and the endpoints",
     ),
     "send": ("otel_torch.cli.send", "send OTLP files to the configured endpoint"),
+    "skill": ("otel_torch.cli.skill", "print how to use these commands, for coding agents"),
 }
 
 

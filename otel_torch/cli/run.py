@@ -9,14 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import MutableMapping
-from pathlib import Path
 
 from otel_torch.cli.main import BadInput
-from otel_torch.process.job import name_run
-
-# contains a sitecustomize.py that starts recording
-STARTUP_SITE = str(Path(__file__).parents[1] / "startup" / "site")
+from otel_torch.process.recorded_child import enable_recording
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,19 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def enable_recording(environ: MutableMapping[str, str]) -> None:
-    """Make every Python interpreter with this environment record, with or without an installed
-    start-up file.
+def find_program(name: str, before: str = "") -> str:
+    """Return the path of a command.
 
-    >>> environ = {"PYTHONPATH": "/home/me/lib"}; enable_recording(environ)
-    >>> environ["OTEL_TORCH_ENABLED"], environ["PYTHONPATH"].endswith("site:/home/me/lib")
-    ('1', True)
+    Args:
+        before: What stands before the command where the user wrote it.
+
+    Raises:
+        BadInput: There is none.
     """
-    environ["OTEL_TORCH_ENABLED"] = "1"
-    environ["OTEL_TORCH_RUN_ID"] = name_run(environ)
-    folders = environ.get("PYTHONPATH", "").split(os.pathsep)
-    existing = [folder for folder in folders if folder and folder != STARTUP_SITE]
-    environ["PYTHONPATH"] = os.pathsep.join([STARTUP_SITE, *existing])
+    program = shutil.which(name)
+    if program is None:
+        hint = f"; did you mean: {before}python {name}" if name.endswith(".py") else ""
+        raise BadInput(f"{name}: no such command{hint}")
+    return program
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,12 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         command = command[1:]
     if not command:
         raise BadInput("nothing to run; write otel-torch run python train.py")
-    program = shutil.which(command[0])
-    if program is None:
-        hint = ""
-        if command[0].endswith(".py"):
-            hint = f"; did you mean: otel-torch run python {command[0]}"
-        raise BadInput(f"{command[0]}: no such command{hint}")
+    program = find_program(command[0], "otel-torch run ")
     enable_recording(os.environ)
     try:
         os.execv(program, command)

@@ -16,8 +16,8 @@ from typing import Any
 from otel_torch.process.console import say
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import escape
-from otel_torch.telemetry.replay import ReplayOutcome, find_files, replay_file
-from otel_torch.telemetry.replay_endpoint import GIVE_UP_S, Endpoint, RateLimit, ReplayError
+from otel_torch.telemetry.otlp.replay import ReplayOutcome, find_files, replay_file
+from otel_torch.telemetry.otlp.replay_endpoint import GIVE_UP_S, Endpoint, RateLimit, ReplayError
 
 SCHEMA = "otel_torch.send/1"
 

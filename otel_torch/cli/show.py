@@ -147,7 +147,7 @@ def _show(
             from otel_torch.show.overview_ranks import print_ranks
 
             return print_ranks(arguments.recordings[0], selections, arguments.json, progress)
-        from otel_torch.show.overview import print_overview
+        from otel_torch.show.overview_table import print_overview
 
         return print_overview(selection, arguments.json, progress)
     targets = [Path(name).expanduser() for name in (arguments.html, arguments.chrome_trace) if name]

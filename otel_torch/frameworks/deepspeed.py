@@ -16,8 +16,9 @@ from torch import Tensor
 
 from otel_torch.frameworks import training_loops
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources import gradient_clipping, parameter_data
-from otel_torch.sources.gradient_clipping import Clip
+from otel_torch.sources.tensors import parameter_data
+from otel_torch.sources.training import gradient_clipping
+from otel_torch.sources.training.gradient_clipping import Clip
 
 _patches = Patches()
 # those whose optimizer has the gradients, clipped; the parameters have none

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_torch.process.console import say_once
-from otel_torch.sources import steps
+from otel_torch.sources.steps import step_clocks as steps
 
 _Method = Callable[..., Any]
 

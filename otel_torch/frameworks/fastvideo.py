@@ -21,7 +21,9 @@ from otel_torch import session
 from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
-from otel_torch.sources import forwards, gradient_clipping, steps, trace_step
+from otel_torch.sources.steps import forwards, trace_step
+from otel_torch.sources.steps import step_clocks as steps
+from otel_torch.sources.training import gradient_clipping
 
 # fields of a request on its pipeline's span: numbers that determine the work, no prompts or paths
 _REQUEST_FIELDS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")

@@ -16,9 +16,9 @@ from typing import Any
 from torch import nn
 
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources.call_stack import unwatched
-from otel_torch.sources.module_names import children_of, part_finders
-from otel_torch.sources.warm_ups import warming_up
+from otel_torch.sources.modules.call_stack import unwatched
+from otel_torch.sources.modules.module_names import children_of, part_finders
+from otel_torch.sources.steps.warm_ups import warming_up
 
 _patches = Patches()
 _layer_class: type | None = None

@@ -18,8 +18,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from otel_torch.frameworks import training_loops
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources import parameter_data
-from otel_torch.sources.gradient_clipping import note_clip
+from otel_torch.sources.tensors import parameter_data
+from otel_torch.sources.training.gradient_clipping import note_clip
 
 _patches = Patches()
 # the optimizers that hold copies

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from otel_torch.sources import forwards, steps
+from otel_torch.sources.steps import forwards
+from otel_torch.sources.steps import step_clocks as steps
 
 
 class _Evaluations(threading.local):

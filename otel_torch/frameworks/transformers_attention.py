@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from otel_torch import session
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.module_names import children_of, part_finders
-from otel_torch.sources.uncalled_roots import method_codes, with_inner
+from otel_torch.sources.modules.module_dict import ModuleDict
+from otel_torch.sources.modules.module_names import children_of, part_finders
+from otel_torch.sources.modules.uncalled_roots import method_codes, with_inner
 
 _NAME = "attn"
 _patches = Patches()

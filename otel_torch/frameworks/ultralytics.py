@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources.warm_ups import warming_up
+from otel_torch.sources.steps.warm_ups import warming_up
 
 _patches = Patches()
 

@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources import forwards, steps
-from otel_torch.sources.tokens import Tokens, token_sources
-from otel_torch.sources.warm_ups import is_warming_up, warming_up
+from otel_torch.sources.steps import forwards
+from otel_torch.sources.steps import step_clocks as steps
+from otel_torch.sources.steps.warm_ups import is_warming_up, warming_up
+from otel_torch.sources.tensors.tokens import Tokens, token_sources
 
 _patches = Patches()
 

@@ -82,6 +82,11 @@ class Role:
     row: Row
     time: int
 
+    @property
+    def maker(self) -> ModuleCall | None:
+        """The call whose own code made the tensor: of an input, the one around the call."""
+        return self.call if self.side == "output" else self.call.parent
+
 
 def summed_sketch(roles: Sequence[Role]) -> Sketch | None:
     """Return the sketch of a tensor, or of the sum of several; None if it is not known.

@@ -37,7 +37,7 @@ from otel_torch.parity.folds import pair_folds
 from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, iterate_forwards
 from otel_torch.parity.judge import judge
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexchanged_slots
-from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start
+from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start, selection_of
 from otel_torch.parity.lower_precision import (
     accept_rounded,
     count_rounded,
@@ -56,6 +56,7 @@ from otel_torch.parity.module_modes import ModuleModes
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
 from otel_torch.parity.one_model import write_models
+from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
 from otel_torch.parity.outside_forward import (
     ParameterState,
     Updates,
@@ -124,6 +125,8 @@ def compare(
     """
 
     def run(paths: Sides[Path], noise: Path | None) -> Report:
+        if map is None and save_map is None and pairing is None and hold_operations(paths):
+            return compare_operations(paths, noise, progress)
         comparison = _Comparison(
             paths,
             noise,
@@ -215,6 +218,10 @@ class _Comparison:
         )
         self.report.environment = environment_differences(
             self._recordings.reference.meta, port_meta
+        )
+        self.report.selections = (
+            selection_of(self._recordings.reference.meta),
+            selection_of(port_meta),
         )
         self._unexchanged = unexchanged_slots(port_meta)
         # plans judge by the final outputs of a run, which are no evidence in an isolated run

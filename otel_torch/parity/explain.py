@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import ModuleCall, TensorValue
+from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.faults import Fault, Location
 from otel_torch.parity.finding import Before
@@ -61,7 +61,7 @@ def _one_sided_arguments(
 
     A module whose arguments have other names in the other program shows nothing.
     """
-    calls = [None if place is None else _maker(place) for place in (reference, port)]
+    calls = [None if place is None else place.maker for place in (reference, port)]
     if calls[0] is None or calls[1] is None or alignment.partner.get(calls[0]) is not calls[1]:
         return None
     given, port_given = (
@@ -75,14 +75,6 @@ def _one_sided_arguments(
             name = calls[1].module or calls[1].model
             return f"Only the {side} passes {listed} to {name}."
     return None
-
-
-def _maker(location: Location) -> ModuleCall | None:
-    """Return the call whose code made a value: an input was made by the one around its call."""
-    call = location.call
-    if call is None or location.side != "input":
-        return call
-    return call.parent
 
 
 def _is_exchanged(reference: Location | None, port: Location, alignment: Alignment) -> bool:

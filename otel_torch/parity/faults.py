@@ -25,6 +25,13 @@ class Location:
     role: Role | None
     call: ModuleCall | None
 
+    @property
+    def maker(self) -> ModuleCall | None:
+        """The call whose own code made the tensor: of an input, the one around the call."""
+        if self.call is None or self.side == "output":
+            return self.call
+        return self.call.parent
+
     @staticmethod
     def of(role: Role) -> Location:
         """Return where a tensor was seen."""

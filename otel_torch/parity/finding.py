@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from otel_torch.parity.before_the_run import SetupDifference
 from otel_torch.parity.environment import EnvironmentDifference
+from otel_torch.parity.rankings import GoldenComparison, LowerPrecision
 from otel_torch.records import json_safe
-
-if TYPE_CHECKING:
-    from otel_torch.parity.golden import GoldenComparison
-    from otel_torch.parity.lower_precision import LowerPrecision
+from otel_torch.rendering.next_step import NextStep
 
 SCHEMA = "otel_torch.diff/1"
 
@@ -20,6 +20,7 @@ Verdict = Literal["match", "diverged", "incomparable", "partial"]
 # What enters a module, or comes before an input: all of it matches, what was compared of it does,
 # some of it differs, none was compared.
 Before = Literal["right", "partly", "wrong", "unknown"]
+Proof = Literal["proven", "not proven"]
 # The outcome of a compared pair. The first four are within their floor, or harmless.
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
 # The statistics that a report shows of a tensor.
@@ -73,6 +74,42 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of a program: its file, number from 1, function, and text when it ran."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        """The line as editors open it.
+
+        >>> CodeLine("model.py", 7, "forward", "return x").place
+        'model.py:7'
+        """
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The first and the last line of what each program computes otherwise; None without any."""
+
+    reference: tuple[CodeLine, CodeLine] | None
+    port: tuple[CodeLine, CodeLine] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedOperation:
+    """An operation of a region, such as `%7 = sub(%5, 8)`, its line, and whether it is right."""
+
+    text: str
+    line: CodeLine | None
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One difference, in the names of both programs; None where a program has no such place.
 
@@ -87,6 +124,11 @@ class Finding:
         cause: What the fault is, None where the recordings do not show it.
         breakdown: Where in the tensor the difference is, a line each; empty without whole tensors.
         before: What is known of the inputs of the module, or of the tensors before this input.
+        line, port_line: The line that computes it, where operations were recorded; of a backward
+            pass the line of the forward.
+        region: From where to where each program computes something else.
+        proof: `proven` if everything after the place matches once it has the reference's value,
+            `not proven` if not; None where it was not tried.
     """
 
     model: str | None
@@ -112,6 +154,15 @@ class Finding:
     cause: Cause | None = None
     breakdown: tuple[str, ...] = ()
     before: Before = "right"
+    line: CodeLine | None = None
+    port_line: CodeLine | None = None
+    region: Region | None = None
+    proof: Proof | None = None
+
+    @property
+    def has_line(self) -> bool:
+        """Whether a line of code is known, of either program."""
+        return self.line is not None or self.port_line is not None
 
     @property
     def knows_input(self) -> bool:
@@ -197,6 +248,7 @@ class Report:
         uncompared: What a side computed and was not compared, the warnings of it: what is missing
             of a recording that was cut, and forwards and tokens without a counterpart.
         environment: What differs between the environments of the two runs.
+        setup: What differs in how the models are set up, where operations were recorded.
         compared: The pairs in the reference's order. For a long recording, those of its first steps
             and of every step with a difference.
         compared_left_out: How many pairs are missing from `compared`.
@@ -207,11 +259,15 @@ class Report:
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
         imported: Whether the reference and the port are dumps that were imported.
+        selections: The settings by which the two runs selected what they recorded.
         isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
         lower_precision: What each module adds to the error of a program in lower precision, if one
             of the two is.
         golden: Which program is nearer to the golden recording, if one was given.
         log_probabilities: How those of the tokens differ, where rows are tokens.
+        operations: Those of the first finding's region in the reference and in the port.
+        by_operations: Whether operations were compared, and not modules.
+        following: The next steps, if whoever made the recordings knows better than they tell.
     """
 
     verdict: Verdict
@@ -227,6 +283,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     uncompared: list[str] = field(default_factory=list)
     environment: list[EnvironmentDifference] = field(default_factory=list)
+    setup: list[SetupDifference] = field(default_factory=list)
     compared: list[ComparedPair] = field(default_factory=list)
     compared_left_out: int = 0
     chain: list[ComparedPair] = field(default_factory=list)
@@ -237,10 +294,14 @@ class Report:
     weaker: bool = False
     tensors: tuple[str | None, str | None] = (None, None)
     imported: tuple[bool, bool] = (False, False)
+    selections: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     isolated: bool = False
     golden: GoldenComparison | None = None
     lower_precision: LowerPrecision | None = None
     log_probabilities: LogProbabilities | None = None
+    operations: tuple[Sequence[ListedOperation], Sequence[ListedOperation]] = ((), ())
+    by_operations: bool = False
+    following: Sequence[NextStep] | None = None
 
     def __repr__(self) -> str:
         from otel_torch.parity.report.notebook import describe_report
@@ -277,37 +338,40 @@ class Report:
         Args:
             everything: Whether to add the compared pairs.
         """
+        from otel_torch.parity.report.next_steps import next_steps
+
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict,
             "reason": self.reason,
             "pairs": self.pairs,
-            "first": _to_json(self.first),
-            "introduced": _to_json(self.introduced),
-            "harmless": _to_json(self.harmless),
-            "unpaired": _to_json(self.unpaired),
-            "ambiguous": _to_json(self.ambiguous),
+            "first": to_json(self.first),
+            "introduced": to_json(self.introduced),
+            "harmless": to_json(self.harmless),
+            "unpaired": to_json(self.unpaired),
+            "ambiguous": to_json(self.ambiguous),
             "warnings": list(self.warnings),
-            "environment": _to_json(self.environment),
+            "environment": to_json(self.environment),
+            "next": [step.as_json() for step in next_steps(self)],
         }
         if self.golden is not None:
-            content["golden"] = _to_json(self.golden)
+            content["golden"] = to_json(self.golden)
         if self.lower_precision is not None:
-            content["lower_precision"] = _to_json(self.lower_precision)
+            content["lower_precision"] = to_json(self.lower_precision)
         if self.log_probabilities is not None:
-            content["log_probabilities"] = _to_json(self.log_probabilities)
+            content["log_probabilities"] = to_json(self.log_probabilities)
         if everything:
-            content["compared"] = _to_json(self.compared)
+            content["compared"] = to_json(self.compared)
             content["compared_left_out"] = self.compared_left_out
         return content
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return dataclasses as dicts, and NaN and Inf as strings, which strict JSON can hold."""
     if isinstance(value, dict):
-        return {name: _to_json(item) for name, item in value.items()}
+        return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _to_json(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     return json_safe(value)

@@ -12,60 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import ComparedPair, Report
+from otel_torch.parity.rankings import GoldenComparison, ModuleErrors, Nearer
 from otel_torch.parity.sides import Sides
-
-Nearer = Literal["reference", "port", "neither"]
 
 # sketches have the precision of float32, and estimate a distance within about 20 %: smaller errors
 # are no smaller than that, and errors apart by less than the factor are equally large
 _RESOLUTION, _APART = 1e-7, 2.0
 _Place = tuple[str, str, str, int | None, int | None, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleErrors:
-    """How far an output of a module is from the golden recording in either program.
-
-    Attributes:
-        model, module, tensor: The place in the reference; `port_*` in the port.
-        error, port_error: The largest over all calls, relative L2.
-        nearer: Which of the two is nearer.
-    """
-
-    model: str
-    module: str
-    tensor: str
-    port_model: str
-    port_module: str
-    port_tensor: str
-    error: float
-    port_error: float
-    nearer: Nearer
-
-
-@dataclass(frozen=True, slots=True)
-class GoldenComparison:
-    """Two programs beside a golden recording.
-
-    Attributes:
-        recording: Path of the golden recording.
-        end: The last output of a whole model, or the last output there is.
-        modules: Those of which the port is furthest beyond the reference first.
-    """
-
-    recording: str
-    end: ModuleErrors
-    modules: list[ModuleErrors] = field(default_factory=list)
-
-    def count(self, nearer: Nearer) -> int:
-        """Return of how many modules this program is nearer."""
-        return sum(module.nearer == nearer for module in self.modules)
 
 
 def compare_with_golden(

@@ -271,7 +271,7 @@ def _known_to_differ(evidence: Evidence, pair: TensorPair) -> list[ParameterPair
     if pair.basis != "owner":
         return []
     weights = evidence.alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
-    return [weight for weight in weights if weight.error is not None]
+    return [weight for weight in weights if weight.differs]
 
 
 def _unjudged_weights(

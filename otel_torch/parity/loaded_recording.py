@@ -21,6 +21,16 @@ from otel_torch.recording.row_batches import RowKinds
 
 Warn = Callable[[str], None]
 
+_SELECTIONS = (
+    "OTEL_TORCH_MODELS",
+    "OTEL_TORCH_MODULES",
+    "OTEL_TORCH_EXCLUDE",
+    "OTEL_TORCH_STEPS",
+    "OTEL_TORCH_GRAPH_INSIDE",
+    "FASTVIDEO_TRACE_LAYERS",
+    "FASTVIDEO_TRACE_STEPS",
+)
+
 
 @dataclass(slots=True)
 class LoadedRecording:
@@ -137,6 +147,16 @@ def load_recording_start(
     parameters.sort(key=lambda parameter: parameter.module_path in uncalled)
     dtypes = dtypes_by_module(parameters)
     return LoadedRecording(path, meta, parameters, list(modules), uncalled, dtypes, skipped_phases)
+
+
+def selection_of(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings by which a run selected what it recorded, by its metadata.
+
+    >>> selection_of({"settings": {"OTEL_TORCH_STEPS": "0,1", "OTEL_TORCH_JSONL": "a.jsonl"}})
+    {'OTEL_TORCH_STEPS': '0,1'}
+    """
+    settings = meta.get("settings", {})
+    return {name: str(settings[name]) for name in _SELECTIONS if name in settings}
 
 
 def captures_of(meta: Mapping[str, Any]) -> set[str]:

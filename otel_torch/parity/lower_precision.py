@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import median
 
 from otel_torch.parity.call_graph import Parameter, enclosing_names
@@ -20,6 +20,7 @@ from otel_torch.parity.finding import ComparedPair, Finding, Side
 from otel_torch.parity.findings import pair_finding, parameter_finding
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import ParameterPair
+from otel_torch.parity.rankings import AddedError, LowerPrecision
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance, coarser, rounds_more
 
@@ -34,40 +35,6 @@ _FLOOR, _GROWTH, _CEILING = 6e-2, 10.0, 0.5
 _OUTLIER = 4.0
 # fewer rounded weights than this, or than half of all, do not suggest a quantized port
 _FEWEST = 3
-
-
-@dataclass(frozen=True, slots=True)
-class AddedError:
-    """The error of a module, relative L2: of its inputs, of its outputs, and what it adds."""
-
-    model: str
-    module: str
-    port_model: str
-    port_module: str
-    input_error: float
-    output_error: float
-    added: float
-
-
-@dataclass(frozen=True, slots=True)
-class LowerPrecision:
-    """A program that computes in lower precision than the other.
-
-    Attributes:
-        side: Which of the two.
-        dtype: The coarsest type of its tensors, without `torch.`; `quantized` if only the user
-            knows it.
-        end: The error of the last output of the whole model, None if it was not compared.
-        measured: Whether each module ran from right inputs (OTEL_TORCH_ISOLATE). Otherwise what a
-            module adds is an estimate: the part of its output's error that is not in its inputs.
-        modules: Those that add most first.
-    """
-
-    side: str
-    dtype: str
-    end: float | None
-    measured: bool
-    modules: list[AddedError] = field(default_factory=list)
 
 
 def quantized_dtype(parameters: Iterable[Parameter]) -> str:

@@ -63,7 +63,7 @@ def _may_be_read(evidence: Evidence, module: MissingModule, call: ModuleCall) ->
     made = [role.value for role in call.outputs if not role.value.is_constant]
     makes_size = bool(made) and all(role.value.numel != made[0].numel for role in call.inputs)
     weights = alignment.modules.weights.get((module.reference, module.port), ())
-    differs = any(not weight.equal and weight.error is not None for weight in weights)
+    differs = any(weight.differs for weight in weights)
     side = 0 if module.port_is_idle else 1
     wrong = [
         ((pair.reference, pair.port)[side][0], (pair.reference, pair.port)[1 - side][0])

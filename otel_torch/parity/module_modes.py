@@ -1,4 +1,4 @@
-"""Whether a module was in training mode in a call, by the changes in the metadata."""
+"""Compare the modes of modules: training or eval, by the changes in the metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from otel_torch.parity.call_graph import ModuleCall
-from otel_torch.parity.faults import Fault, Location
+from otel_torch.parity.faults import Fault
 from otel_torch.parity.finding import Cause
 from otel_torch.parity.sides import Sides
 
@@ -49,23 +49,17 @@ def _outermost(call: ModuleCall) -> ModuleCall:
 
 def other_mode(modes: Sides[ModuleModes], fault: Fault) -> Cause | None:
     """Return the cause where what made a wrong tensor is in another mode on each side."""
-    calls = Sides(_maker(fault.reference), _maker(fault.port))
-    if calls.reference is None or calls.port is None:
+    locations = fault.reference, fault.port
+    call, port_call = (None if place is None else place.maker for place in locations)
+    if call is None or port_call is None:
         return None
-    reference, port = modes.reference.of(calls.reference), modes.port.of(calls.port)
+    reference, port = modes.reference.of(call), modes.port.of(port_call)
     if reference is None or port is None or reference == port:
         return None
-    model, module = calls.port.module_path
+    model, module = port_call.module_path
     text = (
         f"{module or model} is in {_WORDS[port]} mode in the port, and in {_WORDS[reference]} mode "
         "in the reference"
     )
     is_own = fault.port is not None and fault.port.side == "output"
     return Cause("training_mode", is_own, text)
-
-
-def _maker(location: Location | None) -> ModuleCall | None:
-    """Return the call that made a tensor: what enters a module was made by the one around it."""
-    if location is None or location.call is None:
-        return None
-    return location.call if location.side == "output" else location.call.parent

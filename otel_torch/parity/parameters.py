@@ -57,6 +57,11 @@ class ParameterPair:
     rivals: tuple[Parameter, ...] = ()
 
     @property
+    def differs(self) -> bool:
+        """Whether both sides are known to hold other numbers."""
+        return not self.equal and self.error is not None
+
+    @property
     def is_fused(self) -> bool:
         """Whether one side has several parts."""
         return len(self.reference) + len(self.port) > 2

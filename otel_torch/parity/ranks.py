@@ -13,6 +13,7 @@ from typing import Any
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.explain import explain_ranks
 from otel_torch.parity.layouts.one_recording import write_one_recording
+from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
 from otel_torch.parity.rank_processes import CompareRank, Progress, RankPair, compare_pairs
 from otel_torch.parity.rank_recordings import (
     RankRecording,
@@ -51,8 +52,9 @@ def compare_ranks(
         folder = tempfile.TemporaryDirectory(prefix="otel-torch-ranks-")
         temporary = Path(stack.enter_context(folder))
         if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
-            compare_two = partial(compare_rank, noise=noise, progress=progress)
-            return _compare_with_one_process(reference, port, ranks, temporary, compare_two)
+            return _compare_with_one_process(
+                reference, port, ranks, noise, temporary, compare_rank, progress
+            )
         references = find_recordings(reference, temporary, warnings.append, uncompared.append)
         ports = find_recordings(port, temporary, warnings.append, uncompared.append)
         warn = warnings.append
@@ -94,10 +96,19 @@ def _compare_with_one_process(
     reference: Path,
     port: Path,
     ranks: dict[int, Path],
+    noise: Path | None,
     temporary: Path,
-    compare_two: Callable[[Path, Path], Report],
+    compare_rank: CompareRank,
+    progress: Progress,
 ) -> Report:
     """Compare one process with the ranks of a model that is split over them."""
+    first, *others = ranks.values()
+    if hold_operations(Sides(reference, first)):
+        return compare_temporary_files(
+            partial(compare_operations, Sides(reference, first), noise, progress, others),
+            {first: port},
+        )
+    compare_two = partial(compare_rank, noise=noise, progress=progress)
     warnings: list[str] = []
     uncompared: list[str] = []
     one = write_one_recording(reference, port, ranks, temporary, warnings.append, uncompared.append)

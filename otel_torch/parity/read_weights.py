@@ -34,7 +34,7 @@ def find_read_weights(evidence: Evidence, first: TensorPair) -> Fault | None:
     if reference is None or port is None:
         return None
     made = Sides(reference, port)
-    makers = Sides(_maker(reference), _maker(port))
+    makers = made.map(lambda role: role.maker)
     if makers.reference is None or makers.port is None:
         return None
     modules = _nearest_silent(evidence, made, makers) or _tied(evidence, made.port, makers.port)
@@ -48,14 +48,9 @@ def find_read_weights(evidence: Evidence, first: TensorPair) -> Fault | None:
     return Fault("weights", *places, first, first.relation, weights)
 
 
-def _maker(role: Role) -> ModuleCall | None:
-    """Return the call whose code made a tensor: that of an input is around the call."""
-    return role.call if role.side == "output" else role.call.parent
-
-
 def _known_to_differ(evidence: Evidence, modules: _Modules) -> list[ParameterPair]:
     weights = evidence.alignment.modules.weights[modules.reference, modules.port]
-    return [weight for weight in weights if not weight.equal and weight.error is not None]
+    return [weight for weight in weights if weight.differs]
 
 
 def _with_other_weights(evidence: Evidence) -> Iterator[_Modules]:

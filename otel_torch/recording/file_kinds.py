@@ -180,9 +180,11 @@ _OWN_KINDS = {
 
 # -- text
 
-_PREFIXED = re.compile(rb'[^{]*[^{\s][^{]*(\{\s*"(?:resource[A-Z_]\w+|module|tensor)"\s*:)')
+# each in time that grows with the text: no part may match what the part before it gave up
+_PREFIXED = re.compile(rb'\s*[^{\s][^{]*(\{\s*"(?:resource[A-Z_]\w+|module|tensor)"\s*:)')
 _HTML = re.compile(rb"\s*<(!doctype|html|\?xml|svg)", re.IGNORECASE)
-_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*(:?)|[{}\[\]]')
+# the last string may be cut off
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*+)(?:"\s*(:?)|\\?\Z)|[{}\[\]]')
 _TEXT_KINDS: tuple[tuple[re.Pattern[bytes], FileKind], ...] = (
     (
         _PREFIXED,
@@ -193,7 +195,7 @@ _TEXT_KINDS: tuple[tuple[re.Pattern[bytes], FileKind], ...] = (
         ),
     ),
     (_HTML, FileKind("a page, not data", "give the recording that it was made of")),
-    (re.compile(rb"[^\n{\[]*,[^\n{\[]*,[^\n{\[]*\n"), FileKind("a table (CSV)", _RECORDS_ONLY)),
+    (re.compile(rb"[^\n{\[,]*,[^\n{\[,]*,[^\n{\[]*\n"), FileKind("a table (CSV)", _RECORDS_ONLY)),
 )
 
 

@@ -54,6 +54,9 @@ class ModelFacts(msgspec.Struct):
     trained: bool | None = None
     table: list[TableEntry] = []
     modes: list[ModeChange] = []
+    configuration: dict[str, Any] = {}
+    generation: dict[str, Any] = {}
+    dtypes: list[str] = []
     # as a port's own configuration has them
     param_names_mapping: list[list[Any]] = []
     stacked_params_mapping: list[list[Any]] = []
@@ -64,6 +67,18 @@ class ParameterGroup(msgspec.Struct):
 
     parameters: list[str] = []
     settings: dict[str, Any] = {}
+
+
+class ScheduleEntry(msgspec.Struct):
+    """A scheduler of an optimizer: its steps, those before the optimizer's first one, and where a
+    loaded state has put it by then.
+    """
+
+    cls: str = msgspec.field(default="", name="class")
+    changes_rate: bool = False
+    steps: Integer = 0
+    steps_before: Integer = 0
+    resumed_at: int | None = None
 
 
 class OptimizerEntry(msgspec.Struct):
@@ -82,6 +97,35 @@ class OptimizerEntry(msgspec.Struct):
     unused_gradients: list[str] = []
     no_gradient: list[str] = []
     frozen: list[str] = []
+    schedulers: list[ScheduleEntry] = []
+    lost_load: bool = False
+
+
+class IdleOptimizer(msgspec.Struct):
+    """An optimizer that changes nothing: it has never stepped, or holds tensors of no model."""
+
+    cls: str = msgspec.field(default="", name="class")
+    steps: Integer = 0
+
+
+class TrainingLoopEntry(msgspec.Struct):
+    """What is as it should not be in a model that trains."""
+
+    parted_weights: list[dict[str, str]] = []
+    still_statistics: list[str] = []
+    restored_parameters: list[str] = []
+    unheld_parts: list[str] = []
+    overwritten: bool = False
+    nothing_loaded: bool = False
+    loaded_elsewhere: bool = False
+
+
+class BrokenLawEntry(msgspec.Struct):
+    """A law of training that the run itself has found to be broken."""
+
+    law: str
+    model: str = ""
+    text: str = ""
 
 
 class TrainingSummary(msgspec.Struct):
@@ -139,6 +183,15 @@ class FirstNonFinite(msgspec.Struct):
     operation: str | None = None
 
 
+class ValueDifference(msgspec.Struct):
+    """How many whole numbers of a value differed from those put in their place, and the first."""
+
+    count: Integer
+    index: list[Integer]
+    reference: int | bool
+    port: int | bool
+
+
 class Metadata(msgspec.Struct):
     """All fields that are known; docs/record-format.md says what they mean."""
 
@@ -152,9 +205,17 @@ class Metadata(msgspec.Struct):
     versions: dict[str, str | None] = {}
     kernels: str = ""
     models: dict[str, ModelFacts] = {}
+    # file, line, function and text of each line of the graph of operations
+    lines: list[tuple[str, Integer, str, str]] = []
+    values_put: dict[str, str | None] = {}
+    values_not_kept: dict[str, str] = {}
+    values_differed: dict[str, ValueDifference] = {}
     models_forgotten: Integer = 0
     optimizers: list[OptimizerEntry] = []
     training: dict[str, TrainingSummary] = {}
+    idle_optimizers: list[IdleOptimizer] = []
+    training_loops: dict[str, TrainingLoopEntry] = {}
+    broken_laws: list[BrokenLawEntry] = []
     environment: dict[str, Any] = {}
     settings: dict[str, str] = {}
     start: str | None = None

@@ -24,6 +24,8 @@ Number = float | str | None
 Count = Integer | str | None
 Sizes = tuple[Integer, ...] | str | None
 Integers = tuple[Integer, ...] | None
+Indices = tuple[Index, ...] | None
+Values = list[Any] | None
 Order = tuple[Index | None, Index | None] | None
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
@@ -90,6 +92,21 @@ class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     positions: Integers = None
     requests: Integers = None
     updates: Count = None
+    # of the graph of operations
+    op: str | None = None
+    args: Values = None
+    reads: Indices = None
+    makes: Index | None = None
+    moves: bool | None = None
+    casts: bool | None = None
+    random: bool | None = None
+    collective: bool | None = None
+    line: Index | None = None
+    forward_line: Index | None = None
+    inside: Index | None = None
+    leaf: str | None = None
+    name: str | None = None
+    end: str | None = None
 
 
 class FiniteRow(RowRecord, gc=False, rename={"cls": "class"}):
@@ -115,6 +132,9 @@ _EXPECTED: dict[Any, str] = {
     Count: "an integer of 64 bits",
     Sizes: "a list of integers",
     Integers: "a list of integers",
+    Indices: "a list of integers from 0 to 2**53",
+    Values: "a list",
+    bool | None: "a flag: true or false",
     Order: "a list of two integers from 0 to 2**53",
     RowShard | None: "an object with `shape`, `offset` and `partial`",
     bytes | None: "text in base64",

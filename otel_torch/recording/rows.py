@@ -38,6 +38,10 @@ _TEXT_FIELDS = frozenset(
         "hash",
         "hashes",
         "rows",
+        "op",
+        "leaf",
+        "name",
+        "end",
     }
 )
 # fields of a record's position that may be null: an outermost call has no parent

@@ -154,7 +154,7 @@ def _estimate(model: str, planned: Sequence[_PlannedRecord], settings: Settings)
     if not planned:
         return Cost()
     from otel_torch.recording.rows import encode_rows
-    from otel_torch.telemetry import otlp_protobuf
+    from otel_torch.telemetry.otlp import otlp_protobuf
 
     records, read_bytes = _make_records(model, planned, settings)
     # a gauge keeps only the last of several calls with the same attributes
@@ -277,8 +277,8 @@ def _length(pieces: Sequence[bytes]) -> int:
 
 def _length_in_file(signal: str, pieces: Sequence[bytes]) -> int:
     """Return how much longer the pieces make a line of an OTLP file."""
-    from otel_torch.telemetry import otlp_protobuf
-    from otel_torch.telemetry.otlp_json import write_line
+    from otel_torch.telemetry.otlp import otlp_protobuf
+    from otel_torch.telemetry.otlp.otlp_json import write_line
 
     empty = write_line(signal, otlp_protobuf.request(b"", b"", []))
     return len(write_line(signal, otlp_protobuf.request(b"", b"", pieces))) - len(empty)

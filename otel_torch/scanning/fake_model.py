@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import tree_map_only
 
-from otel_torch.sources.module_names import class_name, core
-from otel_torch.sources.values import walk
+from otel_torch.sources.modules.module_names import class_name, core
+from otel_torch.sources.tensors.values import walk
 
 # all hook tables of a module; hooks may write anywhere, so the copy has none
 _HOOK_TABLES = tuple(name for name in vars(nn.Module()) if "_hooks" in name)

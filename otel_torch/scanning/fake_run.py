@@ -26,9 +26,9 @@ from otel_torch.scanning.fake_model import (
 from otel_torch.scanning.forward_watcher import ForwardWatcher, bytes_of
 from otel_torch.scanning.scanned_forward import ScannedForward
 from otel_torch.scanning.stop_reason import describe_stop, needs_value
-from otel_torch.sources import call_stack
-from otel_torch.sources.global_state import preserved_global_state
-from otel_torch.sources.module_names import class_name, core
+from otel_torch.sources.modules import call_stack
+from otel_torch.sources.modules.module_names import class_name, core
+from otel_torch.sources.nonfinite.global_state import preserved_global_state
 
 
 def run_fake(

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_map_only
 from otel_torch.scanning.fake_model import FakeCopies
 from otel_torch.scanning.flops import count_flops, has_formula
 from otel_torch.scanning.scanned_forward import ScannedCall, ScannedModule, ScannedTensor
-from otel_torch.sources.identity import IdentityRegistry
-from otel_torch.sources.module_names import class_name, named_modules
-from otel_torch.sources.values import walk, walk_inputs
+from otel_torch.sources.modules.module_names import class_name, named_modules
+from otel_torch.sources.tensors.identity import IdentityRegistry
+from otel_torch.sources.tensors.values import walk, walk_inputs
 
 # operators that turn a constant into a fake tensor and keep its value: `torch.tensor(3)` in a
 # forward

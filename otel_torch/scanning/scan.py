@@ -69,7 +69,7 @@ class Scan(ScannedForward):
 
     def with_settings(self, settings: Settings) -> Scan:
         """Return the same forward with the selection of other settings."""
-        from otel_torch.sources.selection import ModuleSelection
+        from otel_torch.sources.models.selection import ModuleSelection
 
         selection = ModuleSelection(settings)
         records_model = settings.activations and selection.has_model(self.model)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from otel_torch.records import LoopStep
 from otel_torch.rendering.table import escape
 from otel_torch.show.grid import (
     BINS,
@@ -18,7 +19,6 @@ from otel_torch.show.grid import (
     TensorSeries,
     tensor_kind,
 )
-from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.packed import pack
 
 MAX_TENSORS = 20_000

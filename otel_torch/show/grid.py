@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.recording.rows import Row
-from otel_torch.records import FINGERPRINTS
+from otel_torch.records import FINGERPRINTS, LoopStep
 from otel_torch.settings import STATISTICS
-from otel_torch.show.loop_step import LoopStep
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -12,7 +12,7 @@ from typing import Any
 
 from otel_torch.recording.row_schema import UNREADABLE, RowRecord, decode_record, record_of
 from otel_torch.recording.rows import parse_line
-from otel_torch.show.loop_step import LoopStep
+from otel_torch.records import LoopStep
 from otel_torch.show.selection import row_location
 from otel_torch.training_quantities import PHASE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from otel_torch.laws.series import quantity_of
 from otel_torch.rendering.table import Line, escape, format_table, paint, shorten
 from otel_torch.show import live_view
 from otel_torch.show.live_view import BRIEF, SCHEMA, words_of
-from otel_torch.show.training import quantity_of
 from otel_torch.show.watched import WAITING, WatchedFolder, WatchedRecording
 
 # ranks whose first NaN or Inf is named

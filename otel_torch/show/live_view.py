@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from otel_torch.laws.series import quantity_of
 from otel_torch.records import json_safe
 from otel_torch.rendering.table import Line, escape, format_table, paint, shorten
 from otel_torch.rendering.words import plural
 from otel_torch.show.live import LiveRun
-from otel_torch.show.training import quantity_of
-from otel_torch.show.training_trouble import WORDS
+from otel_torch.show.training.trouble import WORDS
 from otel_torch.show.watched import WatchedRecording
 from otel_torch.training_quantities import split_label
 
@@ -43,6 +43,8 @@ def view_lines(watched: WatchedRecording, *, width: int, color: bool) -> list[st
             if label == "loss" and width > len(text) + 10:
                 text += "  " + sparkline(list(health.losses)[2 + len(text) - width :])
             lines.append(paint(text[:width], None if math.isfinite(value) else "red", color))
+        if laws := _broken(health.values):
+            lines.append(paint(shorten(escape(f"breaks {laws}"), width), "red", color))
         lines.append("")
     if run.nonfinite:
         text = f"{plural(run.nonfinite, 'record')} with NaN or Inf, the first: "
@@ -84,6 +86,8 @@ def brief_lines(watched: WatchedRecording) -> list[str]:
             for label, value in health.values.items()
             if quantity_of(label) in BRIEF
         ]
+        if laws := _broken(health.values):
+            parts.append(f"{prefix}breaks {laws}")
     if run.nonfinite:
         parts.append(f"{run.nonfinite:,} with NaN or Inf, the first: {run.first_nonfinite}")
     if run.damaged:
@@ -156,6 +160,16 @@ def _seconds(times: dict[str, Any]) -> list[str]:
 
 def _damage(run: LiveRun) -> str:
     return f"{plural(run.damaged, 'damaged line')} left out, the first: {run.first_damage}"
+
+
+def _broken(values: Iterable[str]) -> str:
+    """Return the laws of training that a run has said to be broken, by the labels of its values.
+
+    >>> _broken(["loss", "broken_law[same_batch]"])
+    'same_batch'
+    """
+    names = (split_label(label) for label in values)
+    return ", ".join(group for quantity, group in names if quantity == "broken_law" and group)
 
 
 def words_of(label: str) -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from otel_torch.process.console import say
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import supports_color, terminal_size, write_line
 from otel_torch.rendering.words import plural
 from otel_torch.show.combined import LOCATION, CombinedStatistics, is_number
 from otel_torch.show.selection import (
@@ -24,34 +19,12 @@ from otel_torch.show.selection import (
     row_location,
     run_warnings,
 )
-from otel_torch.show.training_table import training_json
-from otel_torch.show.training_trouble import first_nonfinite
+from otel_torch.show.training.table import training_json
+from otel_torch.show.training.trouble import first_nonfinite
 
 SCHEMA = "otel_torch.show/1"
 
 _TENSOR = ("model", "module", "tensor", "phase", "branch")
-
-
-def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
-    """Print the table, or one JSON object. Return 0, or 2 if nothing is selected."""
-    with progress:
-        overview = read_overview(selection, progress)
-    if selection.is_empty:
-        say(selection.nothing_selected())
-        return 2
-    try:
-        if as_json:
-            write_line(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
-        else:
-            from otel_torch.show.overview_table import overview_lines
-
-            terminal = terminal_size(sys.stdout)
-            for line in overview_lines(overview, terminal, supports_color(sys.stdout)):
-                write_line(sys.stdout, line)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head`; the flush at interpreter exit must not fail either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 @dataclass(slots=True)
@@ -119,6 +92,8 @@ class Overview:
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object; NaN and Inf are strings."""
+        from otel_torch.show.next_steps import next_steps
+
         training = self.selection.training
         called = self.selection.seen_modules
         health = training_json(training, self.meta, called) if training.rows else None
@@ -134,6 +109,7 @@ class Overview:
                 {**_json_safe(line.row), "records": line.records, "finite": line.first_bad is None}
                 for line in self.sorted_lines()
             ],
+            "next": [step.as_json() for step in next_steps(self)],
         }
 
     def heading(self) -> str:
@@ -185,7 +161,12 @@ def read_overview(selection: Selection, progress: Progress) -> Overview:
 
 
 def _is_nonfinite(row: Row) -> bool:
-    """Return whether a record counts or contains NaN or Inf."""
+    """Return whether a record counts or contains NaN or Inf.
+
+    Operations make masks of -Inf, and masked scores.
+    """
+    if "op" in row and row.get("min") == -math.inf and is_number(row.get("max")):
+        return False
     nonfinite = row.get("nonfinite")
     if is_number(nonfinite) and nonfinite != 0:
         return True

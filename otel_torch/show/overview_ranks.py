@@ -8,8 +8,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from otel_torch.laws.facts import BrokenLaw
+from otel_torch.laws.ranks import broken_rank_laws
+from otel_torch.laws.series import quantity_of
+from otel_torch.laws.table import switched_off
 from otel_torch.process.console import say
 from otel_torch.recording.reader import RecordingError
+from otel_torch.rendering.next_step import NextStep
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import (
     Line,
@@ -21,12 +26,11 @@ from otel_torch.rendering.table import (
 )
 from otel_torch.rendering.words import plural
 from otel_torch.show.live_view import BRIEF, words_of
+from otel_torch.show.next_steps import next_steps
 from otel_torch.show.overview import SCHEMA, Overview, read_overview
-from otel_torch.show.overview_table import overview_lines
-from otel_torch.show.rank_laws import broken_rank_laws
+from otel_torch.show.overview_table import next_step_lines, overview_lines
 from otel_torch.show.selection import Selection, row_location
-from otel_torch.show.training import quantity_of
-from otel_torch.show.training_table import extent_of
+from otel_torch.show.training.table import extent_of
 
 
 def print_ranks(
@@ -58,8 +62,10 @@ def print_ranks(
         say(f"{folder}: nothing is selected in {len(empty)} of its {len(selections)} recordings")
     if as_json and overviews:
         ranks = [overview.as_json() for overview in overviews]
-        found = {"schema": SCHEMA, "recording": folder, "ranks": ranks}
-        _print([json.dumps(found, allow_nan=False)])
+        steps = [step.as_json() for step in _next_steps(folder, overviews)]
+        laws = [law._asdict() for law in _broken_together(overviews)]
+        shown = {"schema": SCHEMA, "recording": folder, "ranks": ranks, "next": steps}
+        _print([json.dumps(shown | {"training": {"laws": laws}}, allow_nan=False)])
     elif overviews:
         _print(line for describe in _ALL_RANKS for line in describe(folder, overviews))
     return status if overviews else 2
@@ -93,8 +99,13 @@ def _table(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
 
 def _laws(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
     """Yield what the ranks of one training break together."""
+    yield from (escape(f"! {law.model}: {law.text}") for law in _broken_together(overviews))
+
+
+def _broken_together(overviews: Sequence[Overview]) -> list[BrokenLaw]:
     trainings = [overview.selection.training for overview in overviews]
-    yield from (escape(f"! {line}") for line in broken_rank_laws(trainings))
+    off = frozenset().union(*(switched_off(overview.meta) for overview in overviews))
+    return broken_rank_laws(trainings, off)
 
 
 def _cells(overview: Overview) -> list[str]:
@@ -115,9 +126,21 @@ def _cells(overview: Overview) -> list[str]:
     ]
 
 
+def _advice(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
+    """Yield the next steps."""
+    yield from next_step_lines(_next_steps(folder, overviews))
+
+
+def _next_steps(folder: str, overviews: Sequence[Overview]) -> list[NextStep]:
+    """Return those of the first rank that has any, for all ranks."""
+    all_steps = (next_steps(overview, folder) for overview in overviews)
+    return next(filter(None, all_steps), [])
+
+
 # what is said of all ranks together, in this order: functions of the folder and of its recordings,
 # in the order of their ranks, whose table of tensors is gone
 _ALL_RANKS: tuple[Callable[[str, Sequence[Overview]], Iterator[str]], ...] = (
     _table,
     _laws,
+    _advice,
 )

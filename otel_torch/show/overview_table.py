@@ -6,17 +6,32 @@ than the screen. A file or a pipe gets every column and the complete names.
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from otel_torch.process.console import say
 from otel_torch.records import FINGERPRINTS
-from otel_torch.rendering.table import Line, escape, format_table, paint, without_wide_columns
+from otel_torch.rendering.next_step import NextStep, advice_lines
+from otel_torch.rendering.progress import Progress
+from otel_torch.rendering.table import (
+    Line,
+    escape,
+    format_table,
+    paint,
+    supports_color,
+    terminal_size,
+    without_wide_columns,
+    write_line,
+)
 from otel_torch.settings import STATISTICS
 from otel_torch.show.combined import BOOKKEEPING, LOCATION, is_number
-from otel_torch.show.overview import Overview, TensorLine
-from otel_torch.show.selection import format_step, origin_of_nonfinite
-from otel_torch.show.training_table import training_lines
-from otel_torch.show.training_trouble import troubles
+from otel_torch.show.next_steps import next_steps
+from otel_torch.show.overview import Overview, TensorLine, read_overview
+from otel_torch.show.selection import Selection, format_step, origin_of_nonfinite
+from otel_torch.show.training.table import training_lines, verdict_lines
+from otel_torch.show.training.trouble import troubles
 
 _COMBINED = "each row: all records of a tensor, taken as one (one row per record: --step LIST)"
 _STYLES = {"fine": "green", "trouble": "red", "unknown": "yellow"}
@@ -30,6 +45,33 @@ _EXPENDABLE = (
 )
 
 
+def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
+    """Print the table, or one JSON object. Return 0, or 2 if nothing is selected."""
+    with progress:
+        overview = read_overview(selection, progress)
+    if selection.is_empty:
+        say(selection.nothing_selected())
+        return 2
+    try:
+        if as_json:
+            write_line(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
+        else:
+            terminal = terminal_size(sys.stdout)
+            for line in overview_lines(overview, terminal, supports_color(sys.stdout)):
+                write_line(sys.stdout, line)
+            for line in next_step_lines(next_steps(overview)):
+                write_line(sys.stdout, line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`; the flush at interpreter exit must not fail either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def next_step_lines(steps: Sequence[NextStep]) -> list[str]:
+    """Return the steps below an empty line, if any."""
+    return ["", *map(escape, advice_lines(steps))] if steps else []
+
+
 def overview_lines(
     overview: Overview, terminal: os.terminal_size | None, color: bool
 ) -> Iterator[str]:
@@ -41,7 +83,10 @@ def overview_lines(
     summary += [paint(escape(outcome.text), _STYLES[outcome.kind], color)]
     summary += [paint(escape(f"! {text}"), "yellow", color) for text in overview.warnings]
     training = overview.selection.training
-    found = troubles(training, overview.meta, overview.selection.seen_modules)
+    called = overview.selection.seen_modules
+    for line in verdict_lines(training, overview.meta, called):
+        summary.append(paint(escape(line.text), _STYLES[line.kind], color))
+    found = troubles(training, overview.meta, called)
     summary += [paint(escape(f"! {text}"), "red", color) for text in found]
     yield escape(overview.heading())
     yield from summary

@@ -23,7 +23,7 @@ from otel_torch.show.run_sections import Run, header, nonfinite_section, regions
 from otel_torch.show.selection import Selection, run_warnings
 from otel_torch.show.timeline import MAX_SPANS, timeline
 from otel_torch.show.traces import Span, find_traces, is_of_run, iterate_spans
-from otel_torch.show.training_page import training_section
+from otel_torch.show.training.page import training_section
 
 _SCRIPTS = (
     *("tensors.js", "tree_view.js", "magnitudes.js", "explorer.js"),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from otel_torch.records import LoopStep
 from otel_torch.rendering.page import code, escaped, html_table, sentence
 from otel_torch.rendering.words import plural
 from otel_torch.show.grid import Grid, NonfiniteRecords
-from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.selection import (
     Selection,
     describe_losses,
@@ -19,7 +19,7 @@ from otel_torch.show.selection import (
     row_location,
 )
 from otel_torch.show.traces import Span
-from otel_torch.show.training_trouble import first_nonfinite
+from otel_torch.show.training.trouble import first_nonfinite
 
 OPEN_ROWS, MAX_ROWS = 10, 500  # of a table: seen at once, and in total
 

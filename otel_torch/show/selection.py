@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from otel_torch.laws.series import TrainingSeries
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
-from otel_torch.records import Losses
+from otel_torch.records import LoopStep, Losses
 from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.table import escape
 from otel_torch.settings import NumberSet
-from otel_torch.show.loop_step import LoopStep
-from otel_torch.show.training import TrainingSeries
 from otel_torch.training_quantities import PHASE
 
 _PROGRESS_INTERVAL = 4096  # records

@@ -12,14 +12,14 @@ from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 
 if TYPE_CHECKING:  # most runs need only some of these
-    from otel_torch.sources.activations import Activations
-    from otel_torch.sources.inventory import Inventory
-    from otel_torch.sources.isolation import Isolation
-    from otel_torch.sources.models import Model, ModuleSite
-    from otel_torch.sources.noise import Jitter
-    from otel_torch.sources.nonfinite_watch import NonFiniteWatch
-    from otel_torch.sources.operations import Operations
-    from otel_torch.sources.upcast import Upcast
+    from otel_torch.sources.interventions.isolation import Isolation
+    from otel_torch.sources.interventions.noise import Jitter
+    from otel_torch.sources.interventions.upcast import Upcast
+    from otel_torch.sources.models.inventory import Inventory
+    from otel_torch.sources.models.model import Model, ModuleSite
+    from otel_torch.sources.nonfinite.watch import NonFiniteWatch
+    from otel_torch.sources.tensors.activations import Activations
+    from otel_torch.sources.tensors.operations import Operations
 
 
 class HookAttacher:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from otel_torch.sources.active_steps import ActiveStep
-    from otel_torch.sources.forwards import ForwardContext, Inputs
-    from otel_torch.sources.models import Model, ModuleSite
-    from otel_torch.sources.tensor_reader import RecordedCall
-    from otel_torch.sources.training_steps import TrainingStep
-    from otel_torch.sources.updates import OptimizerStep
+    from otel_torch.sources.models.model import Model, ModuleSite
+    from otel_torch.sources.steps.active_steps import ActiveStep
+    from otel_torch.sources.steps.forwards import ForwardContext, Inputs
+    from otel_torch.sources.steps.training_steps import TrainingStep
+    from otel_torch.sources.steps.updates import OptimizerStep
+    from otel_torch.sources.tensors.tensor_reader import RecordedCall
 
     ForwardBegan = Callable[[Model, ForwardContext, Inputs], None]
+    ForwardReturned = Callable[[Model, ForwardContext, Any], None]
     # model, ids of the parameters that are about to change, the training step, by what their
     # gradients are still multiplied
     GradientsReady = Callable[[Model, frozenset[int], TrainingStep, Tensor | None], None]
@@ -44,6 +45,8 @@ class RunEvents:
         compiled_call: a compiled graph runs the call of a module, which no Python hook sees.
         forward_starting: an outermost forward of any model is about to run.
         forward_began: its step and phase are known; none of its modules has run.
+        forward_returned: an outermost forward has returned this; not emitted where its end is not
+            seen, as where a program calls a part of a model, or compiled code.
         forward_ended: an outermost forward has ended.
         nonfinite_call: an input or output of the call that this thread is in has a NaN or Inf.
         output_recorded: the outputs of a recorded call were measured.
@@ -68,6 +71,7 @@ class RunEvents:
     compiled_call: list[Callable[[ModuleSite], None]] = field(default_factory=list)
     forward_starting: list[Callable[[], None]] = field(default_factory=list)
     forward_began: list[ForwardBegan] = field(default_factory=list)
+    forward_returned: list[ForwardReturned] = field(default_factory=list)
     forward_ended: list[Callable[[], None]] = field(default_factory=list)
     nonfinite_call: list[TensorsOfCall] = field(default_factory=list)
     output_recorded: list[TensorsOfCall] = field(default_factory=list)

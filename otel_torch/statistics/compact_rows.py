@@ -11,12 +11,8 @@ from typing import NamedTuple
 
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import Measurement, columns_of
+from otel_torch.statistics.native_layout import ENCODED
 
-# the statistics that `lines.c` encodes, in the order of its enumeration, of which each has a byte
-ENCODED = (
-    "abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2",
-    "nonfinite", "zeros", "numel", "shape", "dtype", "sketch",
-)  # fmt: skip
 # by the kernel's codes
 DTYPE_NAMES = [str(dtype) for dtype in cpu_kernel.CODES]
 _HEADER = struct.Struct("=qqiiii")

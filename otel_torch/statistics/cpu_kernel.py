@@ -32,10 +32,10 @@ from otel_torch.torch_private import is_plain_memory, unobserved
 SUMS, HISTOGRAM, SKETCH = 1, 2, 4
 _LENGTHS = {SUMS: len(SCALARS), HISTOGRAM: BINS, SKETCH: SIZE}
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).with_name("native")
 SOURCES = (
     "kernel.c", "vectors.h", "avx2.c", "avx512.c", "tensor.c", "recognizer.c", "observer.c",
-    "module_call.c", "lines.c", "native.h",
+    "module_call.c", "lines.c", "native.h", "layout.h",
 )  # fmt: skip
 LIBRARY = FOLDER / f"kernel{SUFFIX}"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from otel_torch.statistics.native_layout import CALL_OBJECTS, OBSERVER_OBJECTS
 from otel_torch.torch_private import count_function_modes
 
 # fmt: off
@@ -97,13 +98,13 @@ class ObjectFunctions:
         encode = _make(library.lines_statistics), _make(library.lines_lines)
         return cls(library, measure, enter, leave, count_call, call_module, *encode)
 
-    def set_objects(self, *objects: object) -> None:
-        """Set the objects that `observer.c` compares with and stores, in its order."""
-        self.library.observer_set_objects(_array_of(objects))
+    def set_objects(self, **objects: object) -> None:
+        """Set the objects that `observer.c` compares with and stores, by name."""
+        self.library.observer_set_objects(_array_of([objects[name] for name in OBSERVER_OBJECTS]))
 
-    def set_call_objects(self, *objects: object) -> None:
-        """Set the objects that `module_call.c` uses, in its order."""
-        self.library.module_call_set_objects(_array_of(objects))
+    def set_call_objects(self, **objects: object) -> None:
+        """Set the objects that `module_call.c` uses, by name."""
+        self.library.module_call_set_objects(_array_of([objects[name] for name in CALL_OBJECTS]))
 
 
 def _array_of(objects: Sequence[object]) -> Any:

@@ -53,6 +53,29 @@ class Samples:
             squares = squares * wide.to(squares.device, non_blocking=True)
         return squares
 
+    @unobserved
+    def unchanged_share(
+        self, indices: Sequence[int], tensors: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> Tensor:
+        """Return the share of elements that are as they were, of those with a gradient.
+
+        Args:
+            indices: of the tensors that are looked at, which all have one.
+            tensors: those of which this was made.
+            gradients: of the tensors that are looked at, in their order.
+
+        Returns:
+            shape (1,), on the device of the first; 0 where no element has a gradient.
+        """
+        device = self._kept[indices[0]].device
+        counts = torch.zeros(2, dtype=torch.float32, device=device)
+        for index, gradient in zip(indices, gradients, strict=True):
+            has_gradient = sample(gradient) != 0
+            is_still = (sample(tensors[index]) == self._kept[index]) & has_gradient
+            pair = torch.stack([is_still.sum(), has_gradient.sum()]).to(device, torch.float32)
+            counts += pair
+        return (counts[0] / counts[1].clamp(min=1)).reshape(1)
+
 
 def _change(tensor: Tensor, before: Tensor) -> Tensor:
     dtype = torch.float64 if before.dtype is torch.float64 else torch.float32

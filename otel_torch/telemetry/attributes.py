@@ -90,8 +90,8 @@ def series_attributes(
     """
     attributes = {"torch.model": model}
     if phase == PHASE:
-        group = split_label(tensor).group
-        more = {"torch.module": module or None, PARAM_GROUP: group}
+        quantity, group = split_label(tensor)
+        more = {"torch.module": module or None, _group_attribute(quantity): group}
     else:
         more = {
             "torch.module": module,
@@ -100,6 +100,10 @@ def series_attributes(
             "torch.branch": branch,
         }
     return attributes | {name: value for name, value in more.items() if value is not None}
+
+
+def _group_attribute(quantity: str) -> str:
+    return ROWS[quantity].group if quantity in ROWS else PARAM_GROUP
 
 
 def event_attributes(record: Record) -> dict[str, Any]:

@@ -21,9 +21,18 @@ from otel_torch.process.console import say_once
 from otel_torch.process.exit_hooks import is_interpreter_ending, is_process_dying
 from otel_torch.process.job import Job
 from otel_torch.records import Losses
-from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
-from otel_torch.telemetry.otlp_file import OtlpFiles
-from otel_torch.telemetry.patience import Pace
+from otel_torch.telemetry.otlp.export_queue import BackpressureBudget, ExportQueue
+from otel_torch.telemetry.otlp.otlp_file import OtlpFiles
+from otel_torch.telemetry.otlp.patience import Pace
+from otel_torch.telemetry.otlp.queue_items import QueueItem
+from otel_torch.telemetry.otlp.transport import (
+    endpoint_of,
+    import_exporter,
+    import_transport,
+    is_otlp,
+    open_transport,
+    open_transport_like,
+)
 from otel_torch.telemetry.program_route import (
     ProgramRoute,
     find_route,
@@ -32,16 +41,7 @@ from otel_torch.telemetry.program_route import (
     resource_of,
 )
 from otel_torch.telemetry.providers import find_provider
-from otel_torch.telemetry.queue_items import QueueItem
 from otel_torch.telemetry.resource import build_resource
-from otel_torch.telemetry.transport import (
-    endpoint_of,
-    import_exporter,
-    import_transport,
-    is_otlp,
-    open_transport,
-    open_transport_like,
-)
 
 _Collector = Callable[[], Iterable[QueueItem]]
 

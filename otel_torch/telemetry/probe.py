@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from otel_torch.records import Record
-from otel_torch.telemetry.exporters import OTEL_SIGNALS, exporters_by_signal
+from otel_torch.telemetry.otlp.exporters import OTEL_SIGNALS, exporters_by_signal
 
 TIMEOUT_S = 10.0
 
@@ -74,11 +74,11 @@ def _send(signal: str, name: str) -> ProbeResult:
 
     from otel_torch import __version__
     from otel_torch.process.job import this_job
-    from otel_torch.telemetry.answer import Answer, explain
     from otel_torch.telemetry.ids import PrivateIds
-    from otel_torch.telemetry.queue_items import GaugeItem, LogItem, QueueItem, SpanItem
+    from otel_torch.telemetry.otlp.answer import Answer, explain
+    from otel_torch.telemetry.otlp.queue_items import GaugeItem, LogItem, QueueItem, SpanItem
+    from otel_torch.telemetry.otlp.transport import open_transport
     from otel_torch.telemetry.resource import build_resource
-    from otel_torch.telemetry.transport import open_transport
 
     now = time.time_ns()
     record = Record("", "out", 0, 0, 0, "doctor", "forward", None, {"mean": 0.0}, now)

@@ -24,8 +24,8 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, PeriodicExp
 from opentelemetry.sdk.trace import SpanProcessor, SynchronousMultiSpanProcessor, Tracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
-from otel_torch.telemetry.otlp_transport import SIGNALS
-from otel_torch.telemetry.temporality import read_temporalities
+from otel_torch.telemetry.otlp.otlp_transport import SIGNALS
+from otel_torch.telemetry.otlp.temporality import read_temporalities
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from otel_torch.process.job import Job
-from otel_torch.telemetry.trace_size import JOINED_SHARE, SPAN_BYTES, TraceSize
+from otel_torch.telemetry.sinks.trace_size import JOINED_SHARE, SPAN_BYTES, TraceSize
 from otel_torch.telemetry.tracing import LINK_BYTES, Tracing
 
 # links from the run's span to traces that steps start; every one of these links back to the run

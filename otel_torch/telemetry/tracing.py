@@ -15,11 +15,11 @@ from otel_torch.records import Losses, Record, Scope
 from otel_torch.telemetry.ids import PrivateIds
 from otel_torch.telemetry.light_span import LightTracer
 from otel_torch.telemetry.limits import count_dropped, may_drop_from_events, read_span_limits
+from otel_torch.telemetry.otlp.queue_items import QueueItem, SpanItem
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.program_route import ProgramProcessors, can_replace_processors
 from otel_torch.telemetry.providers import read_event_limit
-from otel_torch.telemetry.queue_items import QueueItem, SpanItem
-from otel_torch.telemetry.trace_size import SPAN_BYTES
+from otel_torch.telemetry.sinks.trace_size import SPAN_BYTES
 
 LINK_BYTES = 60
 _EVENT_BYTES = 120

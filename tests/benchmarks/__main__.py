@@ -28,9 +28,11 @@ from tests.benchmarks.history import HISTORY, append_run, last_run, worse_figure
 BENCHMARKS = {
     "six_statistics": "statistics of all modules",
     "small_tensors": "records of tiny tensors",
+    "graph": "the graph of operations",
     "fastvideo_trace": "the real FastVideo",
     "gpu": "on a GPU",
     "training": "the health of a training",
+    "laws": "the laws of training",
     "regions": "regions",
     "compiled": "under torch.compile",
     "telemetry": "sending",

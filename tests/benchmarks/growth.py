@@ -107,7 +107,7 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
     from otel_torch.recorder import Recorder
     from otel_torch.records import Losses, Scope
     from otel_torch.settings import Settings
-    from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
+    from otel_torch.telemetry.sinks.telemetry_sink import build_telemetry_sinks
 
     class Here:
         """Return records whose numbers are already on the host."""

@@ -33,7 +33,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 import otel_torch
 from otel_torch import session
 from otel_torch.telemetry import pipeline
-from otel_torch.telemetry.answer import Answer
+from otel_torch.telemetry.otlp.answer import Answer
 from tests.benchmarks.figures import Figure, Size, command
 from tests.benchmarks.pairing import Estimate, Rounds
 

@@ -170,7 +170,7 @@ def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[
     from otel_torch.process.job import this_job
     from otel_torch.records import Losses
     from otel_torch.settings import Settings
-    from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
+    from otel_torch.telemetry.sinks.telemetry_sink import build_telemetry_sinks
 
     losses = Losses()
     with environment(elsewhere.environment):

@@ -26,7 +26,7 @@ from tests.support import PROGRAMS, run_python
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "dashboard-training.svg"
-PROGRAM = PROGRAMS / "train_for_an_hour.py"
+PROGRAM = PROGRAMS / "training/train_for_an_hour.py"
 MINUTES, SAMPLES = 60, 120  # of the queries' range
 # pixels of a 24th of the width, of a unit of height, between panels, above and below a plot
 COLUMN, ROW, GAP, HEAD, FOOT = 50, 26, 8, 26, 18

@@ -47,7 +47,7 @@ for step in range(12):
 """
 
 # an hour of training; with FAULTS it goes wrong in the last minutes
-TRAINING = PROGRAMS / "train_for_an_hour.py"
+TRAINING = PROGRAMS / "training/train_for_an_hour.py"
 # torch allocates on no device here: the memory of one is that of a scope made by hand
 DEVICE_MEMORY = (
     (PROGRAMS / "sinks_without_torch.py").read_text()

@@ -22,8 +22,8 @@ from tests.e2e.conftest import start
 from tests.e2e.stack import Running, eventually
 from tests.otlp_receiver import Receiver
 from tests.support import environment, lines, metadata
+from tests.telemetry.otlp.test_delivery import BURST, lost
 from tests.telemetry_support import drive
-from tests.test_telemetry_delivery import BURST, lost
 
 pytestmark = pytest.mark.e2e
 

@@ -19,8 +19,8 @@ from tests.e2e import apis
 from tests.e2e.conftest import Stack, start
 from tests.e2e.stack import eventually
 from tests.support import TURNS_NAN, environment, lines, metadata, run_python, run_ranks
+from tests.telemetry.otlp.test_delivery import BURST, lost
 from tests.telemetry_support import drive
-from tests.test_telemetry_delivery import BURST, lost
 
 pytestmark = pytest.mark.e2e
 

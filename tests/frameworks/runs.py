@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,6 +18,9 @@ from tests.support import checked, environment, lines, metadata
 
 PROGRAMS = Path(__file__).with_name("programs")
 TIMEOUT_S = 300
+# their programs are forked from an interpreter of their own, which has this environment; frameworks
+# are imported by each program
+WARM = ("torch", "torch._dynamo", "torch.distributed.fsdp")
 # what the frameworks would look for on a network, print, or start
 QUIET = {
     "ACCELERATE_USE_CPU": "1",
@@ -37,6 +41,16 @@ class Recorded:
     ranks: list[Path]
     output: str
     messages: list[str]
+
+    @property
+    def broken_laws(self) -> set[str]:
+        """The laws of training that any rank has said to be broken."""
+        return {found[1] for line in self.messages if (found := re.search(r"\(law: (\w+)\)", line))}
+
+    @property
+    def notes(self) -> list[str]:
+        """The messages that are about no law."""
+        return [line for line in self.messages if "(law: " not in line]
 
     @property
     def rows(self) -> list[Row]:
@@ -74,8 +88,9 @@ def _run(folder: Path, program: str, ranks: int, variables: dict[str, str]) -> A
         command.append(str(PROGRAMS / program))
     settings = {"OTEL_TORCH_CAPTURE": "inputs,outputs,gradients,parameters"} | QUIET | variables
     env = environment(folder, **settings)
+    env["PYTHONPATH"] = os.pathsep.join([str(PROGRAMS), *filter(None, [env.get("PYTHONPATH")])])
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
-    return checked(run_script(command, env, folder, TIMEOUT_S, fresh=True))
+    return checked(run_script(command, env, folder, TIMEOUT_S, WARM, fresh=ranks > 1))
 
 
 def _checks(output: str) -> list[str]:

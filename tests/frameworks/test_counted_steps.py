@@ -25,7 +25,7 @@ def updated(run: Recorded, model: str, tensor: str) -> dict[int, float]:
 
 
 def test_transformers_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    run = record(tmp_path, "trainer_resume.py")
+    run = record(tmp_path, "trainers/trainer_resume.py")
     first, second = "BertForSequenceClassification", "BertForSequenceClassification#2"
     assert steps(run, first, "forward") == [0, 1]
     assert steps(run, first, "eval") == [0, 2]  # before training, too
@@ -39,7 +39,7 @@ def test_transformers_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> Non
 
 
 def test_lightning_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    run = record(tmp_path, "lightning_resume.py")
+    run = record(tmp_path, "trainers/lightning_resume.py")
     assert steps(run, "Regression", "forward") == [0, 1]
     assert steps(run, "Regression#2", "forward") == [2, 3]
     assert steps(run, "Regression", "eval")[0] == 0  # the sanity check
@@ -53,7 +53,7 @@ def test_lightning_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_two_optimizers_is_one_step(tmp_path: Path) -> None:
-    run = record(tmp_path, "lightning_gan.py")
+    run = record(tmp_path, "trainers/lightning_gan.py")
     batches = [line.split() for line in run.output.splitlines() if line.startswith("CHECK batch")]
     counted = [int(step) for *_, step in batches]
     assert counted == [0, 2, 4]  # Lightning counts the steps of both optimizers

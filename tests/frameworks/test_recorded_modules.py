@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_torch.sources.module_names import wraps_any_module
+from otel_torch.sources.modules.module_names import wraps_any_module
 from tests.frameworks.runs import distinct, record
 
 pytestmark = pytest.mark.frameworks
@@ -28,7 +28,9 @@ def test_modules_that_return_tensordicts_have_records(tmp_path: Path) -> None:
 
 def test_lightning_steps_with_the_gradients_that_are_recorded(tmp_path: Path) -> None:
     """Lightning gives `step` a closure, which accumulates and clips."""
-    run = record(tmp_path, "lightning_closure.py", OTEL_TORCH_CAPTURE="gradients,parameters")
+    run = record(
+        tmp_path, "trainers/lightning_closure.py", OTEL_TORCH_CAPTURE="gradients,parameters"
+    )
     used = [line.split()[2:] for line in run.output.splitlines() if "CHECK used" in line]
     recorded = [
         (row["step"], row["call"], row["abs_mean"])
@@ -44,7 +46,7 @@ def test_lightning_steps_with_the_gradients_that_are_recorded(tmp_path: Path) ->
 
 def test_layers_of_a_keras_model_are_its_modules(tmp_path: Path) -> None:
     """Of the functional model inside and of a list, which torch does not know."""
-    run = record(tmp_path, "keras_fit.py", OTEL_TORCH_CAPTURE="outputs")
+    run = record(tmp_path, "trainers/keras_fit.py", OTEL_TORCH_CAPTURE="outputs")
     modules = {row["module"] for row in run.rows if row["tensor"] == "out"}
     inner = ("batch_normalization", "conv2d", "dropout", "flatten")
     assert modules == {"", "features", "dense", "dense_1", "head"} | {

@@ -19,7 +19,7 @@ EXPECTED = {
         ("CrossEntropyLoss", "eval"): [2, 4],
         ("ResNet#2", "eval"): [2, 4],
     },
-    "soft_actor_critic.py": {
+    "trainers/soft_actor_critic.py": {
         ("SACPolicy", "eval"): [0, 1, 2, 3, 4, 5],
         ("SACPolicy", "forward"): [0, 1, 2, 3, 4, 5],
     },
@@ -30,7 +30,7 @@ EXPECTED = {
 }
 
 LOGGED = {"image_classifier.py": {"loss", "lr[0]", "grad_norm"}}
-TRAINED = {"image_classifier.py": {"ResNet"}, "soft_actor_critic.py": {"SACPolicy"}}
+TRAINED = {"image_classifier.py": {"ResNet"}, "trainers/soft_actor_critic.py": {"SACPolicy"}}
 
 
 @pytest.mark.parametrize("program", EXPECTED)

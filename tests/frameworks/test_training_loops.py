@@ -24,7 +24,8 @@ class Loop:
     """What a program does: its model, its optimizer steps, and the steps it evaluates at.
 
     calls: forwards per step: accumulation. recomputes: by activation checkpointing. logs: what it
-    reports of each step. says: lines per rank on stderr.
+    reports of each step. says: lines per rank on stderr, without those about laws.
+    breaks: a law of training that is named.
     """
 
     program: str
@@ -36,22 +37,39 @@ class Loop:
     recomputes: bool = False
     logs: frozenset[str] = LOGS
     says: int = 1
+    breaks: str = ""
 
 
 LOOPS = (
-    Loop("trainer.py", "LlamaForCausalLM", 6, (2, 4, 6), calls=2, recomputes=True),
-    Loop("lora_trainer.py", "LlamaForCausalLM", 3, calls=2, recomputes=True),
-    Loop("sft.py", "LlamaForCausalLM", 3, recomputes=True),
-    Loop("sentence_encoder.py", "MultipleNegativesRankingLoss", 3, (3,)),
-    Loop("accelerate_loop.py", "Sequential", 8, (4, 8), calls=2),
-    Loop("accelerate_loop.py", "Sequential", 4, (2, 4), calls=2, ranks=2),
-    Loop("lightning_ranks.py", "Regression", 2, (0, 2), calls=2, ranks=2),
+    Loop("trainers/trainer.py", "LlamaForCausalLM", 6, (2, 4, 6), calls=2, recomputes=True),
+    Loop("trainers/lora_trainer.py", "LlamaForCausalLM", 3, calls=2, recomputes=True),
+    Loop("trainers/sft.py", "LlamaForCausalLM", 3, recomputes=True),
+    # of whose model a part runs for nothing
+    Loop(
+        "trainers/sentence_encoder.py",
+        "MultipleNegativesRankingLoss",
+        3,
+        (3,),
+        breaks="no_gradient",
+    ),
+    Loop("trainers/accelerate_loop.py", "Sequential", 8, (4, 8), calls=2),
+    Loop("trainers/accelerate_loop.py", "Sequential", 4, (2, 4), calls=2, ranks=2),
+    Loop("trainers/lightning_ranks.py", "Regression", 2, (0, 2), calls=2, ranks=2),
     Loop("sharded.py", "Net", 3, ranks=2, recomputes=True, says=3),  # what a rank cannot know
-    Loop("grad_scaler.py", "GPT", 5, (0, 2, 4), calls=2, logs=LOGS | {"loss_scale"}),
+    # which slices the same rows in each step
+    Loop(
+        "grad_scaler.py",
+        "GPT",
+        5,
+        (0, 2, 4),
+        calls=2,
+        logs=LOGS | {"loss_scale"},
+        breaks="same_batch",
+    ),
     Loop("megatron_gpt.py", "GPTModel", 3, (1, 2, 3), calls=2, ranks=2),
     Loop("graph_network.py", "Net", 4, (1, 2, 3, 4), logs=NOTHING),
-    Loop("ppo.py", "ActorCriticPolicy", 8, (0, 4), logs=NOTHING),
-    Loop("keras_fit.py", "Classifier", 6, (3, 6), logs=frozenset({"loss"})),
+    Loop("trainers/ppo.py", "ActorCriticPolicy", 8, (0, 4), logs=NOTHING),
+    Loop("trainers/keras_fit.py", "Classifier", 6, (3, 6), logs=frozenset({"loss"})),
     Loop("detector.py", "FasterRCNN", 2, (2,), logs=NOTHING),
 )
 
@@ -72,7 +90,8 @@ def test_a_loop_is_recorded_by_its_own_steps(loop: Loop, tmp_path: Path) -> None
     assert distinct(recomputed, "step") == list(range(loop.steps) if loop.recomputes else [])
     assert not any("module." in row["module"] for row in run.rows)
     assert len(run.ranks) == loop.ranks
-    assert len(run.messages) == loop.ranks * loop.says, run.messages
+    assert len(run.notes) == loop.ranks * loop.says, run.notes
+    assert not loop.breaks or loop.breaks in run.broken_laws
     assert check_logged(run) == loop.logs
 
 
@@ -97,4 +116,4 @@ def test_each_model_of_a_loop_has_its_own_losses_rates_and_norms(tmp_path: Path)
     assert check_logged(run) == {"Fit/loss", "Fit/lr[0]"} | {
         f"{model}/{quantity}" for model in ("Half", "Generator", "Critic") for quantity in LOGS
     }
-    assert len(run.messages) == 1, run.messages
+    assert len(run.notes) == 1, run.notes

@@ -40,7 +40,7 @@ runpy.run_path({program!r}, run_name="__main__")
 def record(tool: str, folder: Path, **variables: str) -> None:
     """Run the training as a tool records it."""
     packages = next(TOOLS.glob("lib/python*/site-packages"))
-    program = str(PROGRAMS / "train_beside_other_tools.py")
+    program = str(PROGRAMS / "training/train_beside_other_tools.py")
     code = TRAIN.format(packages=str(packages), tool=tool, program=program)
     variables = {"OTEL_TORCH_ENABLED": "0", "WANDB_DISABLE_GIT": "true"} | variables
     subprocess.run(

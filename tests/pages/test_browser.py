@@ -9,9 +9,9 @@ import json
 import pytest
 
 from tests.pages.recorded import command
+from tests.show.test_overview import row
+from tests.show.test_training import TRAIN, value
 from tests.support import run_python
-from tests.test_show import row
-from tests.test_show_training import TRAIN, value
 
 pytestmark = pytest.mark.browser
 

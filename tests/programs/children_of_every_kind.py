@@ -79,7 +79,7 @@ if __name__ == "__main__":
     def hold():
         from otel_torch import bootstrap, session
         from otel_torch.regions import entry
-        from otel_torch.sources import steps
+        from otel_torch.sources.steps import step_clocks as steps
 
         registry = bootstrap._running.registry
         counting = next(iter(registry.models)).calls._lock

@@ -12,7 +12,7 @@ from otel_torch.process.job import this_job
 from otel_torch.recorder import Recorder
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
-from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
+from otel_torch.telemetry.sinks.telemetry_sink import build_telemetry_sinks
 
 job, losses = this_job(), Losses()
 settings = Settings.from_env(report=say)

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import re
-import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 import otel_torch
-from otel_torch import bootstrap
 from otel_torch.cli.main import main
 from otel_torch.parity.finding import Report
-from otel_torch.parity.report.next_steps import next_step
+from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.text import render_text
+from tests.reports.robot import Robot
 from tests.reports.sides import PROGRAMS, command, diff, record
-from tests.support import metadata, run_python
+from tests.support import metadata, recording_to, run_python
 
 # -- a comparison that is not whole
 
@@ -118,21 +118,23 @@ KINDS = (
     "glue", "act", "weights", "layout", "missing", "nonfinite", "shape",
     "encode", "decode", "other", "rounded", "loop",
 )  # fmt: skip
+# the line of the port that the steps lead to
+LINES = {"glue": "hidden**2", "act": "x**3", "nonfinite": "x.log()", "loop": "torch.sin(x)"}
 GIVEN = re.compile("(was|were) given (other|different) inputs|is given other inputs")
 
 
 def run_next(folder: Path, report: Report, case: str, kind: str) -> Report:
     """Run the commands of a report as its reader would; return the report of the last diff."""
     last = report
-    for words in map(shlex.split, next_step(report)[1]):
-        if "=" in words[0]:
-            *settings, program = words
-            side = {"REFERENCE_COMMAND": "ref", "PORT_COMMAND": "port"}[program]
-            variables = dict(setting.split("=", 1) for setting in settings)
-            assert variables.pop("OTEL_TORCH_ENABLED") == "1"
-            run_python(folder, PROGRAMS / case / "prog.py", side, kind, **variables)
+    for step in next_steps(report):
+        words = list(step.command)
+        if words[:2] == ["otel-torch", "bisect"]:
+            continue  # the steps after it lead to the same answer
+        if words[0] != "otel-torch":
+            side = {"REFERENCE_COMMAND": "ref", "PORT_COMMAND": "port"}[words[0]]
+            assert step.environment["OTEL_TORCH_ENABLED"] == "1"
+            run_python(folder, PROGRAMS / case / "prog.py", side, kind, **step.environment)
         else:
-            assert words[0] == "otel-torch"
             status, out, err = main_in(folder, words[1:])
             assert status in (0, 1), (words, err)
             assert out.strip(), words
@@ -167,6 +169,26 @@ def main_in(folder: Path, words: list[str]) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.parametrize("kind", LINES)
+def test_a_robot_that_knows_nothing_but_next_finds_the_line(tmp_path: Path, kind: str) -> None:
+    prog = PROGRAMS / "next" / "prog.py"
+    programs = {
+        f"{name}_COMMAND": [sys.executable, str(prog), side, kind]
+        for name, side in (("REFERENCE", "ref"), ("PORT", "port"))
+    }
+    for words, file in zip(programs.values(), ("ref.jsonl", "port.jsonl"), strict=True):
+        settings = {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": file}
+        run_python(tmp_path, prog, *words[2:], **settings)
+    robot = Robot(
+        tmp_path,
+        programs,
+        lambda words, settings: run_python(tmp_path, Path(words[1]), *words[2:], **settings),
+    )
+    answer = robot.follow(["otel-torch", "diff", "ref.jsonl", "port.jsonl"])
+    assert answer["schema"] == "otel_torch.bisect/1"
+    assert LINES[kind] in answer["faults"][0]["port_line"]["text"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_command_of_next_leads_on(tmp_path: Path, kind: str) -> None:
     for side in ("ref", "port"):
@@ -178,10 +200,13 @@ def test_each_command_of_next_leads_on(tmp_path: Path, kind: str) -> None:
     place = place_of(report)
     for _ in range(2):
         assert report.verdict == "diverged" and report.first is not None
-        assert place_of(report) == place
+        assert place_of(report) == place or report.by_operations
         if kind not in ("other", "shape"):
             assert not GIVEN.search(report.first.explanation)
         report = run_next(tmp_path, report, "next", kind)
+    if kind in LINES:
+        assert report.first is not None and report.first.port_line is not None
+        assert LINES[kind] in report.first.port_line.text
 
 
 # -- what enters a model
@@ -284,12 +309,8 @@ class Blocks(nn.Module):
 
 def compared(tmp_path: Path, fault: str) -> Report:
     for name, model in (("ref", Blocks()), ("port", Blocks(fault))):
-        with torch.no_grad():
-            assert bootstrap.start(jsonl=str(tmp_path / f"{name}.jsonl"), capture="parity")
-            try:
-                model(torch.linspace(-1, 1, 32).reshape(4, 8))
-            finally:
-                bootstrap.stop()
+        with recording_to(tmp_path / f"{name}.jsonl"):
+            model(torch.linspace(-1, 1, 32).reshape(4, 8))
     return otel_torch.diff(tmp_path / "ref.jsonl", tmp_path / "port.jsonl")
 
 
@@ -339,20 +360,16 @@ def test_no_command_runs_a_reference_that_was_imported(tmp_path: Path) -> None:
             return x
 
     port = Port()
-    assert bootstrap.start(jsonl=str(tmp_path / "port.jsonl"), capture="parity")
-    try:
-        with torch.no_grad():
-            for dense, kernel in zip(port.dense, kernels, strict=True):
-                dense.weight.copy_(torch.tensor(kernel.T))
-            port(torch.tensor(inputs))
-    finally:
-        bootstrap.stop()
+    with recording_to(tmp_path / "port.jsonl"):
+        for dense, kernel in zip(port.dense, kernels, strict=True):
+            dense.weight.copy_(torch.tensor(kernel.T))
+        port(torch.tensor(inputs))
     assert (
         main(["import", str(tmp_path / "dump.npz"), "--output", str(tmp_path / "ref.jsonl")]) == 0
     )
     report = otel_torch.diff(tmp_path / "ref.jsonl", tmp_path / "port.jsonl")
     text = render_text(report, color=False)
     assert report.imported == (True, False) and report.verdict == "diverged"
-    _, commands = next_step(report)
-    assert commands and not any("REFERENCE_COMMAND" in command for command in commands)
+    steps = next_steps(report)
+    assert steps and not any("REFERENCE_COMMAND" in step.command for step in steps)
     assert "OTEL_TORCH_JSONL=ref" not in text and "record all of the reference" not in text

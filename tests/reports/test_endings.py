@@ -10,7 +10,7 @@ import pytest
 
 from tests.otlp_receiver import Receiver
 from tests.support import run_python
-from tests.test_telemetry_delivery import lost
+from tests.telemetry.otlp.test_delivery import lost
 
 COUNT = 1000
 # the beginning of a program: `work` makes a span for each of COUNT regions, milliseconds ago
@@ -107,7 +107,7 @@ pool.join()
 
 def run(tmp_path: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     variables = {"OTEL_TORCH_JSONL": "off", "OTEL_TORCH_SIGNALS": "spans"} | variables
-    return run_python(tmp_path, WORK + code, check=False, **variables)
+    return run_python(tmp_path, WORK + code, check=False, is_taken_apart=True, **variables)
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -253,6 +253,7 @@ def run_with_providers(
     return run_python(
         tmp_path,
         PROVIDERS + code,
+        is_taken_apart=True,
         PROTOCOL=protocol,
         PROVIDERS=providers,
         WHERE=where,

@@ -191,7 +191,7 @@ class Diagnosis:
             yield self._weight_clues(weight)
         if fault.pair is None or fault.weights:
             return
-        makers = _roles(fault, fault.pair).map(lambda roles: _maker(roles[0]))
+        makers = _roles(fault, fault.pair).map(lambda roles: roles[0].maker)
         if makers.reference is not None and makers.port is not None:
             for weight in self._unequal_weights(makers.reference, makers.port, alignment):
                 yield self._weight_clues(weight)
@@ -295,11 +295,6 @@ def _names(pair: TensorPair) -> tuple[object, ...]:
     return tuple(
         (*role.call.module_path, role.side, role.tensor) for role in (*pair.reference, *pair.port)
     )
-
-
-def _maker(role: Role) -> ModuleCall | None:
-    """Return the call that made a tensor: what enters a module was made by the one around it."""
-    return role.call if role.side == "output" else role.call.parent
 
 
 def _missing(fault: Fault) -> Cause | None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from otel_torch.parity.finding import Finding, LogProbabilities, Report, UncomparedTensor
-from otel_torch.parity.golden import GoldenComparison
-from otel_torch.parity.lower_precision import LowerPrecision
+from otel_torch.parity.finding import (
+    Finding,
+    ListedOperation,
+    LogProbabilities,
+    Report,
+    UncomparedTensor,
+)
+from otel_torch.parity.rankings import GoldenComparison, LowerPrecision
+from otel_torch.parity.report.code_lines import around
 from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_by_step
 from otel_torch.parity.report.html_modules import module_tree
 from otel_torch.parity.report.html_statistics import statistics_around_finding
-from otel_torch.parity.report.next_steps import isolation_advice, next_step
+from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.pairs import path_to_finding
 from otel_torch.parity.report.wording import (
     GAIN_UNKNOWN,
@@ -33,9 +39,11 @@ from otel_torch.parity.report.wording import (
     place_of,
     precision_sentence,
     recording_names,
+    setup_sentence,
     step_key_of,
     step_name,
 )
+from otel_torch.rendering.next_step import advice
 from otel_torch.rendering.page import code, escaped, html_table, plotted, sentence
 
 MAX_ENTRIES = 2000  # of a list
@@ -97,6 +105,8 @@ def _summary(report: Report) -> list[str]:
         )
     if report.environment:
         lines.append(f'<p class="warning">{escaped(environment_sentence(report.environment))}</p>')
+    if report.setup:
+        lines.append(f'<p class="warning">{escaped(setup_sentence(report.setup))}</p>')
     if report.weaker:
         lines.append(f'<p class="warning">{escaped(WEAKER_VERDICT)}</p>')
     reference, port = recording_names(report)
@@ -105,19 +115,41 @@ def _summary(report: Report) -> list[str]:
 
 
 def _first_finding(report: Report, first: Finding) -> list[str]:
-    advice, commands = next_step(report)
     lines = [
         f"<h1>{sentence(headline(first, by_tokens=report.by_tokens))}</h1>",
+        *_code_beside(report, first),
         _location_table(first),
         f"<p>{escaped(error_sentence(first))} {escaped(explanation_sentence(first))}</p>",
         *(f"<p>{escaped(line)}</p>" for line in first.breakdown),
-        f"<p>{escaped(advice)}</p>",
     ]
-    if commands:
-        lines.append(f"<pre>{escaped(chr(10).join(commands))}</pre>")
-    if isolation := isolation_advice(report):
-        lines.append(f"<p>{escaped(isolation)}</p>")
+    for why, commands in advice(next_steps(report)):
+        lines += [f"<p>{escaped(why)}</p>", f"<pre>{escaped(chr(10).join(commands))}</pre>"]
     return lines
+
+
+def _code_beside(report: Report, finding: Finding) -> list[str]:
+    """Return the lines of both programs and the operations of their regions, side by side."""
+    if not finding.has_line:
+        return []
+    columns = []
+    for line, operations in zip((finding.line, finding.port_line), report.operations, strict=True):
+        text = [] if line is None else [f"{line.place}  {line.function}"]
+        if line is not None:
+            text += [
+                f"{'▸' if number == line.line else ' '} {number:>5}  {content}"
+                for number, content in around(line)
+            ]
+        text += ["", *(_listed(operation) for operation in operations[:_OPEN_ENTRIES])]
+        if len(operations) > _OPEN_ENTRIES:
+            text.append(f"… {len(operations) - _OPEN_ENTRIES:,} more")
+        columns.append(f"<pre>{escaped(chr(10).join(text))}</pre>")
+    return [f"<div class=wide>{html_table(['reference', 'port'], [columns])}</div>"]
+
+
+def _listed(operation: ListedOperation) -> str:
+    where = "" if operation.line is None else f"  # {Path(operation.line.file).name}"
+    number = "" if operation.line is None else f":{operation.line.line}"
+    return f"{' ' if operation.is_right else '✗'} {operation.text}{where}{number}"
 
 
 def _location_table(finding: Finding) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_torch.parity.finding import ComparedPair, Finding, Report, State
-from otel_torch.parity.report.next_steps import isolation_advice, next_step
+from otel_torch.parity.report.code_lines import around
+from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.pairs import path_to_finding
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.wording import (
@@ -21,6 +22,7 @@ from otel_torch.parity.report.wording import (
     step_key_of,
     tally,
 )
+from otel_torch.rendering.next_step import advice
 from otel_torch.rendering.table import Line, escape
 from otel_torch.rendering.words import plural
 
@@ -39,6 +41,7 @@ def finding_block(report: Report, screen: Screen) -> list[str]:
         *screen.wrap(
             f"✗ {headline(first, by_tokens=report.by_tokens)}", "red", hanging_indent="  "
         ),
+        *lines_of_code(first, screen),
         *_location_table(first, screen),
         *screen.wrap(" ".join(filter(None, details)), indent="  ", max_lines=5),
         *(line for text in first.breakdown for line in screen.wrap(text, indent="  ", max_lines=2)),
@@ -46,6 +49,22 @@ def finding_block(report: Report, screen: Screen) -> list[str]:
     if report.weaker:
         lines += screen.wrap(f"! {WEAKER_VERDICT}", "yellow", hanging_indent="  ")
     return lines
+
+
+def lines_of_code(finding: Finding, screen: Screen) -> list[str]:
+    """Return the line of each program with the lines around it; empty without any."""
+    text: list[str] = []
+    for program, line in (("reference", finding.line), ("port", finding.port_line)):
+        if line is None:
+            continue
+        text.append(
+            f"  {program:<9}  {screen.paint(escape(line.place), 'bold')}  {escape(line.function)}"
+        )
+        for number, content in around(line):
+            is_it = number == line.line
+            row = f"  {'▸' if is_it else ' '} {number:>5}  {escape(content)}"[: screen.width]
+            text.append(screen.paint(row, "red" if is_it else "dim"))
+    return text
 
 
 def _location_table(finding: Finding, screen: Screen) -> list[str]:
@@ -80,12 +99,12 @@ def _location_table(finding: Finding, screen: Screen) -> list[str]:
 
 
 def next_step_block(report: Report, screen: Screen) -> list[str]:
-    """Return the next step."""
-    if report.first is None:
-        return []
-    sentence, commands = next_step(report)
-    lines = [f"  {screen.paint(escape(command), 'bold')}" for command in commands]
-    return [*screen.wrap(sentence), *lines, *screen.wrap(isolation_advice(report))]
+    """Return the next steps: commands to copy, and what they are for."""
+    lines = []
+    for sentence, commands in advice(next_steps(report)):
+        lines += screen.wrap(sentence)
+        lines += [f"  {screen.paint(escape(command), 'bold')}" for command in commands]
+    return lines
 
 
 def path_block(report: Report, screen: Screen) -> list[str]:

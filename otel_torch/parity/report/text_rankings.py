@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_torch.parity.golden import GoldenComparison
-from otel_torch.parity.lower_precision import LowerPrecision
+from otel_torch.parity.rankings import GoldenComparison, LowerPrecision
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.wording import (
     GAIN_UNKNOWN,

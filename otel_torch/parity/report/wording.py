@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from otel_torch.parity.before_the_run import SetupDifference
 from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.parity.finding import (
     Before,
@@ -20,8 +21,7 @@ from otel_torch.parity.finding import (
     State,
     UncomparedTensor,
 )
-from otel_torch.parity.golden import GoldenComparison
-from otel_torch.parity.lower_precision import LowerPrecision
+from otel_torch.parity.rankings import GoldenComparison, LowerPrecision
 from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
@@ -129,6 +129,12 @@ def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:
     return f"The environments differ (reference → port): {', '.join(map(str, differences))}."
 
 
+def setup_sentence(differences: Iterable[SetupDifference]) -> str:
+    """Return what differs in how the models are set up, the reference's value first."""
+    facts = ", ".join(map(str, differences))
+    return f"The models are set up otherwise (reference → port): {facts}."
+
+
 def log_probabilities_sentence(compared: LogProbabilities) -> str:
     """Return what the log-probabilities of the tokens show."""
     text = f"Log-probabilities of {plural(compared.tokens, 'token')}: "
@@ -191,6 +197,21 @@ def headline(finding: Finding, *, by_tokens: bool = False) -> str:
     First divergence: the output `out` of up has different values (step 2, call 0).
     Everything that enters the module matches.
     """
+    return f"First divergence: {_divergence(finding, by_tokens)}"
+
+
+def finding_text(finding: Finding, *, by_tokens: bool = False) -> str:
+    """Return everything that is said of a finding in one paragraph, be it the first or not."""
+    divergence = _divergence(finding, by_tokens)
+    if not finding.has_line:  # which begins with a path
+        divergence = f"{divergence[:1].upper()}{divergence[1:]}"
+    why = escape(explanation_sentence(finding))
+    return " ".join(filter(None, [divergence, error_sentence(finding), why]))
+
+
+def _divergence(finding: Finding, by_tokens: bool) -> str:
+    if finding.has_line:
+        return _line_divergence(finding)
     in_reference = finding.module is not None
     module = finding.module if in_reference else finding.port_module
     tensor = finding.tensor if in_reference else finding.port_tensor
@@ -216,7 +237,18 @@ def headline(finding: Finding, *, by_tokens: bool = False) -> str:
     is_loaded = side == "parameter" and finding.phase not in _TRAINING_HEADLINES
     when = "" if is_loaded else moment_of(finding)
     suffix = f" ({when})" if when else ""
-    return f"First divergence: {_fill(template, fields)}{suffix}. {context}".rstrip()
+    return f"{_fill(template, fields)}{suffix}. {context}".rstrip()
+
+
+def _line_divergence(finding: Finding) -> str:
+    """Return which line of the port is at fault, or of the reference if the port has none."""
+    line = finding.port_line or finding.line
+    assert line is not None
+    owner = "port" if finding.port_line is not None else "reference"
+    defect = "computes something else" if finding.kind != "weights" else "reads another weight"
+    if finding.port_line is None:
+        defect = "has no counterpart in the port"
+    return f"{escape(line.place)} of the {owner} {defect}."
 
 
 def error_sentence(finding: Finding) -> str:
@@ -231,6 +263,15 @@ def error_sentence(finding: Finding) -> str:
         f"The relative L2 error is {format_error(finding.error)}, "
         f"{times_floor(finding.error, finding.floor)} its floor of {format_error(finding.floor)}."
     )
+
+
+def short_place(finding: Finding) -> str:
+    """Return the file and line of a finding, else its module and tensor; the port's if known."""
+    line = finding.port_line or finding.line
+    if line is not None:
+        return f"{escape(line.file.rpartition('/')[2])}:{line.line}"
+    module = finding.module if finding.port_module is None else finding.port_module
+    return f"{module_name(module)} {escape(finding.port_tensor or finding.tensor or '')}".strip()
 
 
 def explanation_sentence(finding: Finding) -> str:

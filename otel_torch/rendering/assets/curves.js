@@ -9,7 +9,7 @@ const FARTHEST = 1e150; // uPlot adds powers of ten to what it draws
 //   unless there is a tickText
 // - lines: [{name, values, color, faint, bands: [{low, high}]}], with arrays as long as x, NaN for
 //   no value; isBars draws them as bars
-// - scale: "auto" or a kind; bad: the x of NaN or Inf; height, in pixels
+// - scale: "auto" or a kind; bad: the x of NaN or Inf; marks: other x to look at; height, in pixels
 class Curves {
   constructor(host) {
     this.host = host;
@@ -85,17 +85,20 @@ class Curves {
     ];
   }
 
-  // Mark where values are NaN or Inf.
+  // Mark where values are NaN or Inf, and below where something else is to be looked at.
   drawBad(plot) {
     const {ctx, bbox} = plot;
     ctx.save();
     ctx.fillStyle = color("--introduced");
     ctx.globalAlpha = 0.5;
-    for (const x of this.plot.bad || []) {
+    const draw = (x, top, height) => {
       const place = plot.valToPos(x, "x", true);
       if (place >= bbox.left && place <= bbox.left + bbox.width)
-        ctx.fillRect(place - 1, bbox.top, 2, bbox.height);
-    }
+        ctx.fillRect(place - 1, top, 2, height);
+    };
+    for (const x of this.plot.bad || []) draw(x, bbox.top, bbox.height);
+    const height = bbox.height / 12;
+    for (const x of this.plot.marks || []) draw(x, bbox.top + bbox.height - height, height);
     ctx.restore();
   }
 }

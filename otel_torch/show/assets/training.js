@@ -16,7 +16,7 @@ function numbersOf(values) {
   return values.map(value => value ?? NaN);
 }
 
-function drawTrainingCurves(id, {x, steps, scale, lines, bad}) {
+function drawTrainingCurves(id, {x, steps, scale, lines, bad, marks}) {
   const nameOf = new Map(x.map((at, index) => [at, steps[index]]));
   const curves = new Curves(byId(id));
   curves.show({
@@ -24,6 +24,7 @@ function drawTrainingCurves(id, {x, steps, scale, lines, bad}) {
     xName: "step",
     scale,
     bad,
+    marks,
     xText: at => nameOf.get(at) ?? String(at),
     tickText: String,
     lines: lines.map(({name, middle, least, most}, index) => ({

@@ -9,9 +9,8 @@ A program is one side of one pair, run once. It knows nothing of being watched, 
 switched on by environment:
 
     OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity OTEL_TORCH_JSONL=reference.jsonl \\
-        python tests/fastvideo/ports/program.py wan_t2v reference
-    … python tests/fastvideo/ports/program.py wan_t2v port [--bug wan_gate | --fault
-    skip@blocks.1.ffn] [--dtype bf16] [--seed 1]
+        python tests/corpora/side.py ports wan_t2v reference
+    … python tests/corpora/side.py ports {wan_t2v | wan_gate | "wan_t2v skip@blocks.1.ffn"} port
 
 Many in one process, each built anew:
 
@@ -27,11 +26,9 @@ Many in one process, each built anew:
 | `pair.py` | what a pair is, and FastVideo's own ways to load a checkpoint |
 | `weights.py` | weights that follow from the seed and the reference's name of the parameter |
 | `dits.py`, `encoders.py`, `vaes.py` | the pairs |
-| `places.py` | the words of an answer: output of, input of, parameter of, missing |
 | `bugs.py` | `BUGS`: made by hand in FastVideo's source, with their places in both programs; `REAL`: those of `FAULTY` |
 | `faults.py` | planted by a machine: `draw`, `reaches`, `Fault.parse(spec).truth(model)` |
-| `truth.py` | where a broken port first differs from the clean one, by hooks on every module |
-| `report.py` | all of this measured, as a table or as JSON |
+| `report.py` | all of this measured, as JSON |
 
 Relative L2 error of the clean ports' outputs, fp32 and bf16, and what makes each pair worth having:
 

@@ -99,8 +99,3 @@ def build(
 
 def _is_cast(name: str, value: object, pair: Pair) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and name not in pair.exact
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Relative L2 error, in double precision."""
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())

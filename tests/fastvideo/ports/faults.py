@@ -3,8 +3,6 @@ not.
 
 A fault is a line of text, `KIND@MODULE` or `sister@MODULE#INDEX`, the same in every process.
 
-    python tests/fastvideo/ports/faults.py PAIR [--count N] [--seed S]      # lists faults that reach the output
-
 What belongs to a module (`output.*`, `weight.*`, `bias.zero`, `skip`, `sister`) is wrong inside its
 forward: right inputs, wrong output, whichever way somebody listens. What lies in front of it
 (`input.*`) is done before its call begins.
@@ -12,26 +10,20 @@ forward: right inputs, wrong output, whichever way somebody listens. What lies i
 
 from __future__ import annotations
 
-import argparse
 import functools
 import random
 import re
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 import torch
 from torch import Tensor, nn
 
-from tests.fastvideo.ports.corpus import PAIRS, build, relative_error
-from tests.fastvideo.ports.places import Place
-from tests.fastvideo.ports.truth import Event, trace
+from tests.corpora.case import Place
+from tests.corpora.truth import Event, relative_error, trace
+from tests.fastvideo.ports.corpus import build
 
 _Change = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -259,7 +251,8 @@ ROUNDING = {"fp32": 1e-6, "bf16": 1e-2}
 @functools.cache
 def _clean(pair: str, dtype: str, seed: int) -> tuple[Tensor, list[Event], float]:
     """The clean port's output and events, and how far rounding alone takes it from the reference."""
-    output, events = trace(build(pair, "port", dtype=dtype, seed=seed))
+    port = build(pair, "port", dtype=dtype, seed=seed)
+    output, events = trace(port.model, port.run)
     reference = build(pair, "reference", dtype=dtype, seed=seed).run()
     return output, events, max(ROUNDING[dtype], relative_error(output, reference))
 
@@ -294,21 +287,3 @@ def draw(
         if reaches(pair, str(fault), dtype=dtype, seed=weights):
             drawn.append(str(fault))
     return drawn
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pair", choices=sorted(PAIRS), metavar="PAIR")
-    parser.add_argument("--count", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    print(*draw(given.pair, given.count, given.seed), sep="\n")
-
-
-if __name__ == "__main__":
-    from tests.fastvideo.ports.quiet import quietly
-
-    quietly()
-    main()

@@ -1,50 +1,29 @@
-"""One side of a pair, run once, as a program that knows nothing of being watched.
-
-python tests/fastvideo/ports/program.py PAIR {reference|port} [--bug NAME] [--fault SPEC] [--dtype
-fp32|bf16] [--seed N]
-"""
+"""One side of a pair of models, run once, as a program that knows nothing of being watched."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(
-        Path(__file__).resolve().parents[3]
-    )  # as a script, too, it is a part of the package `tests`
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
 
 from tests.fastvideo.ports.quiet import quietly
 
 
-def main() -> None:
+@contextmanager
+def side(name: str, side: str, variant: str, seed: int) -> Iterator[Callable[[], object]]:
+    """Build one side; `name` is a pair, a bug, or a pair and the fault that is planted in its port."""
     quietly()
-    from tests.fastvideo.ports.corpus import DTYPES, FAULTY, PAIRS, build
+    from tests.fastvideo.ports.bugs import BUGS
+    from tests.fastvideo.ports.corpus import Side, build
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pair", choices=sorted(PAIRS | FAULTY), metavar="PAIR")
-    parser.add_argument("side", choices=["reference", "port"])
-    parser.add_argument(
-        "--bug", metavar="NAME", help="plant this bug of bugs.py in FastVideo's code"
-    )
-    parser.add_argument("--fault", metavar="SPEC", help="plant this fault of faults.py in the port")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp32")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
-    parser.add_argument("--save", metavar="FILE", help="save the output here (torch.save)")
-    given = parser.parse_args()
-
-    import torch
-
-    output = build(
-        given.pair, given.side, bug=given.bug, fault=given.fault, dtype=given.dtype, seed=given.seed
-    ).run()
-    if given.save:
-        torch.save(output, given.save)
-    print(f"{given.pair} {given.side} {tuple(output.shape)} norm {output.double().norm():.9g}")
-
-
-if __name__ == "__main__":
-    main()
+    pair, _, fault = name.partition(" ")
+    bug = name if name in BUGS else None
+    with build(
+        BUGS[name].pair if bug else pair,
+        cast(Side, side),
+        bug=bug,
+        fault=fault or None,
+        dtype=variant,
+        seed=seed,
+    ) as built:
+        yield built.run

@@ -1,7 +1,5 @@
-"""What the corpus is worth, measured: how well the clean pairs agree, and whether bugs and faults
-begin where they say.
-
-    python tests/fastvideo/ports/report.py [--pairs PAIR,…] [--faults N] [--json]
+"""What the corpus is worth, measured, as JSON: how well the clean pairs agree, and whether bugs and
+faults begin where they say. `test_corpus.py` reads it.
 
 One process for all of it, because importing FastVideo takes ten times longer than any of its
 checks.
@@ -9,23 +7,26 @@ checks.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
-    from tests.fastvideo.ports.quiet import quietly
+from tests.fastvideo.ports.quiet import quietly
 
-    quietly()
+quietly()
 
-from tests.fastvideo.ports.bugs import BUGS
-from tests.fastvideo.ports.corpus import FAULTY, PAIRS, build, relative_error
-from tests.fastvideo.ports.faults import Fault, draw
-from tests.fastvideo.ports.places import Place, missing
-from tests.fastvideo.ports.truth import Event, confirms, first_difference, never_called, trace
+from tests.corpora.case import Place, missing  # noqa: E402
+from tests.corpora.truth import (  # noqa: E402
+    Event,
+    confirms,
+    first_difference,
+    never_called,
+    relative_error,
+    trace,
+)
+from tests.fastvideo.ports.bugs import BUGS  # noqa: E402
+from tests.fastvideo.ports.corpus import FAULTY, PAIRS, build  # noqa: E402
+from tests.fastvideo.ports.faults import Fault, draw  # noqa: E402
+from tests.sampling import sample  # noqa: E402
 
 
 def compare(pair: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def check_bug(name: str, traces: dict[str, Any]) -> dict[str, Any]:
     output, clean = traces["port"]
     _, reference = traces["reference"]
     with build(bug.pair, "port", bug=name) as program:
-        broken_output, broken = trace(program)
+        broken_output, broken = trace(program.model, program.run)
     tolerance = max(1e-5, 5 * PAIRS[bug.pair]().limit)
     return {
         "pair": bug.pair,
@@ -67,7 +68,7 @@ def check_fault(pair: str, spec: str, clean: list[Event]) -> dict[str, Any]:
     """Likewise for a fault planted by a machine."""
     with build(pair, "port", fault=spec) as program:
         truth = Fault.parse(spec).truth(program.model)
-        _, broken = trace(program)
+        _, broken = trace(program.model, program.run)
     first = _first(clean, broken)
     return {
         "pair": pair,
@@ -82,38 +83,19 @@ def _first(clean: list[Event], broken: list[Event]) -> list[Place]:
     return places + [missing(module) for module in never_called(clean, broken)[:1]]
 
 
-def measure(pairs: list[str], faults: int) -> dict[str, dict[str, Any]]:
-    report: dict[str, dict[str, Any]] = {"pairs": {}, "faulty": {}, "bugs": {}, "faults": {}}
+def measure() -> dict[str, dict[str, Any]]:
+    report: dict[str, dict[str, Any]] = {"pairs": {}, "bugs": {}, "faults": {}}
     report["faulty"] = {pair: compare(pair) for pair in FAULTY}
-    for pair in pairs:
+    for pair in sample(PAIRS):
         report["pairs"][pair] = compare(pair)
-        traces = {side: trace(build(pair, side)) for side in ("reference", "port")}
+        built = {side: build(pair, side) for side in ("reference", "port")}
+        traces = {side: trace(program.model, program.run) for side, program in built.items()}
         for name in (name for name, bug in BUGS.items() if bug.pair == pair):
             report["bugs"][name] = check_bug(name, traces)
-        for spec in draw(pair, faults) if faults else ():
+        for spec in draw(pair, 2):
             report["faults"][f"{pair} {spec}"] = check_fault(pair, spec, traces["port"][1])
     return report
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", default=",".join(PAIRS), help="these only")
-    parser.add_argument("--faults", type=int, default=2, help="planted by a machine, for each pair")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    report = measure(given.pairs.split(","), given.faults)
-    if given.json:
-        print(json.dumps(report))
-        return
-    for pair, errors in (report["pairs"] | report["faulty"]).items():
-        print(f"{pair:18}" + "".join(f"  {name} {error:.1e}" for name, error in errors.items()))
-    for kind in ("bugs", "faults"):
-        for name, found in report[kind].items():
-            right = found["port"] and found.get("reference", True)
-            print("right" if right else "WRONG", name, "begins at", " or ".join(found["first"]))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure()))

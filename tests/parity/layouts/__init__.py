@@ -1,1 +1,0 @@
-"""Models that are split over ranks, each compared with the same model in one process."""

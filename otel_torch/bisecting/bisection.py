@@ -1,0 +1,73 @@
+"""The answer of a bisection: data for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from otel_torch.bisecting.runs import ProgramRun
+from otel_torch.parity.finding import Finding, ListedOperation, Report, to_json
+from otel_torch.parity.report.next_steps import next_steps
+
+Operations = tuple[Sequence[ListedOperation], Sequence[ListedOperation]]
+
+SCHEMA = "otel_torch.bisect/1"
+
+
+@dataclass(slots=True)
+class Bisection:
+    """The faults of a port, and the runs that it took to find them.
+
+    Attributes:
+        report: Of the two programs as they are, with the faults as its findings.
+        operations: Of each fault's region in the reference and in the port, by index in `faults`.
+        untried: Why a fault was not tried, by its index in `faults`.
+        runs: All runs, in order.
+        is_healed: Whether the port matches once all faults are healed.
+    """
+
+    report: Report
+    operations: list[Operations] = field(default_factory=list)
+    untried: dict[int, str] = field(default_factory=dict)
+    runs: list[ProgramRun] = field(default_factory=list)
+    is_healed: bool = False
+
+    @property
+    def faults(self) -> list[Finding]:
+        """In the order in which they were found, each with its proof."""
+        return self.report.introduced
+
+    @property
+    def verdict(self) -> str:
+        """`match`, `diverged`, `partial` or `incomparable`, as `otel-torch diff` has it."""
+        return self.report.verdict
+
+    def has_place_of(self, finding: Finding) -> bool:
+        """Return whether a fault of the same line is among the faults; weights have no line."""
+        if finding.kind == "weights":
+            return False
+        if finding.port_line is not None:
+            return any(finding.port_line == fault.port_line for fault in self.faults)
+        return any(finding.line == fault.line for fault in self.faults)
+
+    def __repr__(self) -> str:
+        from otel_torch.bisecting.text import render_bisection
+
+        return render_bisection(self, color=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `otel-torch bisect --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "reason": self.report.reason,
+            "healed": self.is_healed,
+            "faults": [to_json(finding) for finding in self.faults],
+            "untried": {str(index): reason for index, reason in self.untried.items()},
+            "warnings": list(self.report.warnings),
+            "before": [*to_json(self.report.environment), *to_json(self.report.setup)],
+            "environment": to_json(self.report.environment),
+            "runs": [run.as_json() for run in self.runs],
+            "next": [step.as_json() for step in next_steps(self.report)],
+        }

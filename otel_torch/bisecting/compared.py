@@ -1,0 +1,171 @@
+"""Two recorded runs beside each other, rank by rank, in the words of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from otel_torch.bisecting.runs import ProgramRun, RunFailed
+from otel_torch.graph.compare import GraphComparison, GraphFault, compare_graphs
+from otel_torch.graph.counterparts import Counterpart, is_beside
+from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
+from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.states import RIGHT
+from otel_torch.parity.finding import Finding, Report
+from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
+from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
+from otel_torch.parity.sides import Sides
+from otel_torch.recording.graph_values import ValueKey
+
+
+class RankedKey(NamedTuple):
+    """A value in the recording of one rank."""
+
+    value: ValueKey
+    rank: int
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedRank:
+    """One rank of both programs."""
+
+    rank: int
+    recorded: Sides[RecordedGraph]
+    comparison: GraphComparison
+
+    @cached_property
+    def counterparts(self) -> dict[int, Counterpart]:
+        """What each value of the port that is not right should be, where that is known."""
+        return counterparts_of(self.comparison)
+
+    def finding(self, fault: GraphFault) -> Finding:
+        """Return a fault in the names of both programs."""
+        return make_finding(self.comparison, fault, self.recorded)
+
+    def cut(self, fault: GraphFault) -> Cut | None:
+        """Return where a fault ends; None where the programs do not meet again behind it."""
+        return find_cut(self.comparison, fault, self.counterparts)
+
+    def exchanges(self, cuts: Iterable[Cut]) -> dict[RankedKey, RankedKey]:
+        """Return the reference's values by those of the port in whose place they are put."""
+        return {
+            self.port_key(own.port): self.reference_key(own.reference)
+            for cut in cuts
+            for own in cut.exchanges
+        }
+
+    def reference_key(self, value: int) -> RankedKey:
+        """Return a value of the reference as its recording names it."""
+        return RankedKey(_key(self.recorded.reference, value), self.rank)
+
+    def port_key(self, value: int) -> RankedKey:
+        """Return a value of the port as its recording names it."""
+        return RankedKey(_key(self.recorded.port, value), self.rank)
+
+    def wrong_in_reference(self) -> Iterator[tuple[int, int]]:
+        """Yield the values that the reference has and the port has not, with their sizes."""
+        program = self.comparison.programs[0]
+        for value in np.flatnonzero(program.state != RIGHT).tolist():
+            if not is_beside(program, value):
+                yield value, max(int(program.graph.values.numel[value]), 0)
+
+    def moved_from(self, keys: Iterable[RankedKey]) -> set[ValueKey]:
+        """Return values of the port, and what only rearranges them."""
+        names = {key.value for key in keys if key.rank == self.rank}
+        places = range(len(self.recorded.port.places))
+        values = [value for value in places if _key(self.recorded.port, value) in names]
+        moved = moved_from(self.comparison.programs[1], values)
+        return {_key(self.recorded.port, value) for value in moved}
+
+    def is_unrecorded(self, fault: GraphFault) -> bool:
+        """Return whether a fault is in what came from steps that were not recorded."""
+        return any(
+            place is not None and place.leaf != NOTHING and graph.values.unrecorded[place.leaf]
+            for graph, place in zip(self.comparison.graphs, fault.places, strict=True)
+        )
+
+    def results(self, fault: GraphFault) -> frozenset[ValueKey]:
+        """Return what the port computes from what a fault begins with."""
+        program = self.comparison.programs[1]
+        begins = moved_from(program, begins_of(program, fault.port))
+        readers = {node for value in begins for node in program.readers[value]}
+        made = {value for node in readers for value in program.makes[node]} - begins
+        return frozenset(_key(self.recorded.port, value) for value in made)
+
+    @cached_property
+    def right(self) -> dict[ValueKey, bool]:
+        """Whether each value of the port that can identify a place is right."""
+        program = self.comparison.programs[1]
+        return {
+            _key(self.recorded.port, value): bool(program.state[value] == RIGHT)
+            for value in program.is_informed.nonzero()[0].tolist()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedRuns:
+    """All ranks of both programs."""
+
+    reference: ProgramRun
+    port: ProgramRun
+    ranks: tuple[ComparedRank, ...]
+
+    @property
+    def is_match(self) -> bool:
+        """Whether all ends of all ranks are right."""
+        return all(rank.comparison.is_match for rank in self.ranks)
+
+    @property
+    def leading(self) -> ComparedRank:
+        """The first rank that differs, else the first."""
+        differing = (rank for rank in self.ranks if not rank.comparison.is_match)
+        return next(differing, self.ranks[0])
+
+    def report(self) -> Report:
+        """Return the report of the leading rank."""
+        rank = self.leading.rank
+        paths = Sides(self.reference.recordings[rank], self.port.recordings[rank])
+        return report_comparison(paths, self.leading.recorded, self.leading.comparison)
+
+
+def compare_runs(
+    reference: ProgramRun,
+    port: ProgramRun,
+    noise: ProgramRun | None = None,
+    tolerance: float | None = None,
+    read: Callable[[Path], RecordedGraph] = read_graph,
+) -> ComparedRuns:
+    """Compare two runs, rank by rank.
+
+    Args:
+        noise: The reference's run with noise, if any.
+        tolerance: A relative L2 error that is always legal, if any.
+        read: Reads the reference and its noise, which are compared several times.
+
+    Raises:
+        RunFailed: No rank ran in both programs.
+        RecordingError: A recording cannot be read.
+        ValueError: The run with noise computed something else.
+    """
+    common = sorted(reference.recordings.keys() & port.recordings.keys())
+    if not common:
+        raise RunFailed("no rank ran in both programs")
+    ranks = []
+    for rank in common:
+        recorded = Sides(read(reference.recordings[rank]), read_graph(port.recordings[rank]))
+        noisy = None if noise is None else read(noise.recordings[rank]).graph
+        comparison = compare_graphs(
+            recorded.reference.graph, recorded.port.graph, noisy, tolerance=tolerance
+        )
+        ranks.append(ComparedRank(rank, recorded, comparison))
+    return ComparedRuns(reference, port, tuple(ranks))
+
+
+def _key(recorded: RecordedGraph, value: int) -> ValueKey:
+    place = recorded.places[value]
+    return ValueKey(place.loop or 0, place.step or 0, place.tensor or "")

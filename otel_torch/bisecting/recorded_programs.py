@@ -1,0 +1,93 @@
+"""Two programs as their runs are recorded and compared: which steps, with which limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from otel_torch.bisecting.compared import ComparedRuns, compare_runs
+from otel_torch.bisecting.later_steps import SETTINGS, LaterStep, find_later_step
+from otel_torch.bisecting.runs import ProgramRun, Programs, SideName
+from otel_torch.graph.error_model import is_coarse
+from otel_torch.parity.operations.read_graph import read_graph
+from otel_torch.parity.sides import Sides
+
+Noise = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How two programs are recorded and compared.
+
+    Attributes:
+        noise: Whether the reference also runs with noise: `auto` where it computes in a dtype
+            coarser than float32.
+        tolerance: A relative L2 error that is always legal, if any.
+        steps: Which steps are recorded, as OTEL_TORCH_STEPS has it; by default the first of each
+            model, or a later one if that is the first to differ.
+    """
+
+    noise: Noise = "auto"
+    tolerance: float | None = None
+    steps: str | None = None
+
+
+class RecordedPrograms:
+    """Two programs that can be recorded and compared as often as needed."""
+
+    def __init__(self, programs: Programs, options: RunOptions) -> None:
+        self.programs, self._options = programs, options
+        self._tolerance = options.tolerance
+        self._noise: ProgramRun | None = None
+        self._read = cache(read_graph)
+        steps = {} if options.steps is None else {"steps": options.steps}
+        self._settings: dict[SideName, dict[str, str]] = {
+            "reference": SETTINGS | steps,
+            "port": SETTINGS | steps,
+        }
+
+    def first(self) -> tuple[ComparedRuns, LaterStep | None]:
+        """Record both as they are, and compare.
+
+        Returns:
+            The comparison of the first step of each model, and the step that differs if that is not
+            among them.
+        """
+        compared = self._record_both("as it is")
+        rank = compared.leading
+        has_own_fault = not all(map(rank.is_unrecorded, rank.comparison.faults))
+        if has_own_fault or self._options.steps is not None:
+            return compared, None
+        limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
+        paths = Sides(compared.reference.recordings[rank.rank], compared.port.recordings[rank.rank])
+        return compared, find_later_step(paths, limit)
+
+    def later(self, step: LaterStep) -> ComparedRuns:
+        """Record both in a later step, and compare; all further runs record this step."""
+        self._settings["reference"]["steps"] = step.steps.reference
+        self._settings["port"]["steps"] = step.steps.port
+        self._tolerance = max(step.tolerance, self._tolerance or 0.0)
+        self._noise = None
+        return self._record_both("in the first step that differs")
+
+    def record(self, side: SideName, why: str, **settings: str) -> ProgramRun:
+        """Run one of them. Raises RunFailed if it does not end well, or records nothing."""
+        return self.programs.run(side, why, self._settings[side] | settings)
+
+    def compare(self, reference: ProgramRun, port: ProgramRun) -> ComparedRuns:
+        """Compare two runs, with the noise of the reference if that was recorded."""
+        return compare_runs(reference, port, self._noise, self._tolerance, self._read)
+
+    def _record_both(self, why: str) -> ComparedRuns:
+        reference, port = self.record("reference", why), self.record("port", why)
+        compared = self.compare(reference, port)
+        if self._wants_noise(compared):
+            self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
+            compared = self.compare(reference, port)
+        return compared
+
+    def _wants_noise(self, compared: ComparedRuns) -> bool:
+        if self._options.noise == "auto":
+            return any(is_coarse(rank.comparison.graphs[0]) for rank in compared.ranks)
+        return self._options.noise == "on"

@@ -1,0 +1,277 @@
+"""The way from two programs to their faults.
+
+Both run, and their graphs are compared. What may be at fault is tried: the port runs once more with
+the reference's values in place of its own where the fault ends. Where everything behind that is
+right, the fault was there; what is still wrong behind it is the next one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from otel_torch.bisecting.bisection import Bisection
+from otel_torch.bisecting.compared import ComparedRank, ComparedRuns
+from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
+from otel_torch.bisecting.runs import Programs, RunFailed
+from otel_torch.bisecting.trials import Attempt, Exchanges, Trial, Trials
+from otel_torch.graph.compare import GraphFault
+from otel_torch.graph.cut import with_repetitions
+from otel_torch.parity.finding import CodeLine, Finding, Proof, Report
+from otel_torch.parity.operations.compare_operations import region_operations
+from otel_torch.parity.report.wording import short_place
+
+_NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
+_FAR = "what comes after it matches with the reference's value, but much lies between the two"
+_STEPS_BETWEEN = (
+    "what the steps between the recorded ones have made was exchanged, too: they have the faults "
+    "above, and may have others. Mend these, and run it again"
+)
+_REPEATED = (
+    "{} was healed in several places at once: a fault between two of these would be healed, too. "
+    "Mend it, and run it again"
+)
+# how many places are tried before the search for one fault ends: each try is a run of the port
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is looked for.
+
+    Attributes:
+        runs: How the programs are recorded and compared.
+        module: Only faults in modules with such a name, of either program, count.
+        most_faults: How many faults are looked for.
+    """
+
+    runs: RunOptions = field(default_factory=RunOptions)
+    module: re.Pattern[str] | None = None
+    most_faults: int = 8
+
+
+def bisect_programs(
+    programs: Programs, options: Options, tell: Callable[[str], None] = lambda text: None
+) -> Bisection:
+    """Find where a port begins to differ from its reference, and try each answer.
+
+    Args:
+        programs: The two programs.
+        tell: Called with what is known so far.
+
+    Raises:
+        RecordingError: A recording cannot be read.
+    """
+    try:
+        return _Search(programs, options, tell).run()
+    except RunFailed as error:
+        return Bisection(Report("incomparable", str(error)), runs=programs.runs)
+
+
+class _Search:
+    def __init__(self, programs: Programs, options: Options, tell: Callable[[str], None]) -> None:
+        self._options, self._tell = options, tell
+        self._programs = RecordedPrograms(programs, options.runs)
+        self._trials = Trials(self._programs)
+        # how often each line was healed
+        self._heals: Counter[CodeLine | None] = Counter()
+
+    def run(self) -> Bisection:
+        compared, later = self._programs.first()
+        if later is not None:
+            self._tell(f"the first steps match, step {later.steps.port} does not")
+            compared = self._programs.later(later)
+        report = compared.report()
+        report.following = ()  # its recordings are not kept
+        answer = Bisection(report, runs=self._programs.programs.runs)
+        if answer.verdict == "diverged":
+            self._heal(answer, compared)
+        return answer
+
+    def _heal(self, answer: Bisection, compared: ComparedRuns) -> None:
+        """Find one fault after the other, until the port is right with all of them healed."""
+        answer.report.introduced = []
+        # a fault may take several rounds: the later ones heal it in further layers
+        for _ in range(2 * self._options.most_faults):
+            if compared.is_match or len(answer.faults) >= self._options.most_faults:
+                break
+            trial = self._heal_one(answer, compared)
+            if trial is None:
+                break
+            compared = trial.compared
+        answer.is_healed = compared.is_match
+        answer.report.first = next(iter(answer.faults), None)
+
+    def _heal_one(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
+        """Add the next fault to the answer; return the trial that heals it, if any does."""
+        leading = compared.leading
+        faults = [fault for fault in leading.comparison.faults if self._counts(leading, fault)]
+        steps = [fault for fault in faults if leading.is_unrecorded(fault)]
+        if answer.faults and steps == faults:
+            return self._bridge(answer, compared, steps)
+        # what other steps have made is no cause as long as there is one in these
+        own = [fault for fault in faults if fault not in steps] or faults
+        attempts = self._attempts(answer, compared, own)[:_TRIES]
+        trial, failed = self._first_better(compared, attempts)
+        if trial is not None:
+            self._trials.accept(trial.attempt)
+            self._heals.update(_line(leading.finding(fault)) for fault in trial.attempt.faults)
+            if trial.attempt.is_repeated:
+                place = short_place(leading.finding(trial.attempt.faults[0]))
+                warning = _REPEATED.format(place)
+                if warning not in answer.report.warnings:
+                    answer.report.warnings.append(warning)
+            proof: Proof | None = "proven" if trial.attempt.is_close else None
+            for fault in _healed_by(trial, leading):
+                _add(answer, leading, fault, proof, None if proof else _FAR, trial)
+        elif failed:
+            unfit = failed[0].unfit
+            fault = failed[0].attempt.faults[0]
+            _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
+        elif faults:
+            _add(answer, leading, own[0], None, _NO_MEETING)
+        return trial
+
+    def _bridge(
+        self, answer: Bisection, compared: ComparedRuns, steps: Sequence[GraphFault]
+    ) -> Trial | None:
+        """Give the port what the reference got from steps that were not recorded.
+
+        These steps have the faults that were found, too, and nobody has healed them there.
+        """
+        cuts = list(filter(None, map(compared.leading.cut, steps)))
+        if not cuts:
+            return None
+        attempt = Attempt(tuple(steps), False, compared.leading.exchanges(cuts))
+        trial = self._trials.make(compared, attempt)
+        self._trials.accept(attempt)
+        answer.report.warnings.append(_STEPS_BETWEEN)
+        return trial if trial.is_better else None
+
+    def _first_better(
+        self, compared: ComparedRuns, attempts: Sequence[Attempt]
+    ) -> tuple[Trial | None, list[Trial]]:
+        """Try attempts one by one, then all of them together.
+
+        Returns:
+            The first trial that makes something right, if any; and those before it.
+        """
+        failed: list[Trial] = []
+        for attempt in attempts:
+            self._tell(f"trying {short_place(compared.leading.finding(attempt.faults[0]))}")
+            trial = self._trials.make(compared, attempt)
+            if trial.is_better:
+                return trial, failed
+            failed.append(trial)
+        if len(failed) > 1:
+            trial = self._trials.make(compared, _together(attempts))
+            if trial.is_better:
+                return self._smallest(compared, list(attempts), trial), failed
+        return None, failed
+
+    def _smallest(self, compared: ComparedRuns, attempts: list[Attempt], together: Trial) -> Trial:
+        """Leave out what is not needed of attempts that make something right together."""
+        for attempt in list(attempts):
+            rest = [own for own in attempts if own is not attempt]
+            if len(rest) > 1:
+                trial = self._trials.make(compared, _together(rest))
+                if trial.is_better and trial.compared.is_match == together.compared.is_match:
+                    attempts, together = rest, trial
+        return together
+
+    def _attempts(
+        self, answer: Bisection, compared: ComparedRuns, faults: Sequence[GraphFault]
+    ) -> list[Attempt]:
+        """Return what to try, the surest first.
+
+        Weights and inputs depend on nothing, so all of them are tried together. A line that was at
+        fault already is tried in its next repetitions.
+        """
+        leading = compared.leading
+        leaves = tuple(fault for fault in faults if fault.begins_at_leaf)
+        attempts: list[Attempt] = []
+        for fault in faults:
+            batch = leaves if fault.begins_at_leaf else (fault,)
+            if any(batch == attempt.faults for attempt in attempts):
+                continue
+            finding = leading.finding(fault)
+            count = self._repetitions(finding)
+            if answer.has_place_of(finding):
+                batch = (with_repetitions(leading.comparison, fault, count),)
+            cuts = list(filter(None, map(leading.cut, batch)))
+            if cuts:
+                exchanges = leading.exchanges(cuts) | _on_other_ranks(compared, fault)
+                is_close = all(cut.is_close for cut in cuts)
+                attempts.append(Attempt(batch, is_close, exchanges, count > 1))
+        return attempts
+
+    def _repetitions(self, finding: Finding) -> int:
+        """Return in how many places to heal a line: twice as many each time.
+
+        A fault in each layer takes few runs then, and another one between the first layers is not
+        healed with it.
+        """
+        return 1 << max(self._heals[_line(finding)] - 1, 0)
+
+    def _counts(self, rank: ComparedRank, fault: GraphFault) -> bool:
+        """Return whether a fault is in one of the modules that were asked for."""
+        pattern = self._options.module
+        if pattern is None:
+            return True
+        finding = rank.finding(fault)
+        return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
+
+
+def _line(finding: Finding) -> CodeLine | None:
+    return finding.port_line or finding.line
+
+
+def _together(attempts: Sequence[Attempt]) -> Attempt:
+    faults = tuple(fault for attempt in attempts for fault in attempt.faults)
+    exchanges: Exchanges = {}
+    for attempt in attempts:
+        exchanges |= attempt.exchanges
+    return Attempt(faults, all(attempt.is_close for attempt in attempts), exchanges)
+
+
+def _healed_by(trial: Trial, rank: ComparedRank) -> Sequence[GraphFault]:
+    """Return the faults of a trial behind which something is right now; of several weights of one
+    size some may be none. Where all that is behind was exchanged itself, return all.
+    """
+    faults = trial.attempt.faults
+    return [fault for fault in faults if rank.results(fault) & trial.healed] or faults
+
+
+def _on_other_ranks(compared: ComparedRuns, fault: GraphFault) -> Exchanges:
+    """Return the exchanges for the same line on the other ranks."""
+    line = compared.leading.finding(fault).port_line
+    exchanges: Exchanges = {}
+    for rank in compared.ranks:
+        if rank is not compared.leading:
+            same = [own for own in rank.comparison.faults if rank.finding(own).port_line == line]
+            exchanges |= rank.exchanges(list(filter(None, map(rank.cut, same))))
+    return exchanges
+
+
+def _add(
+    answer: Bisection,
+    rank: ComparedRank,
+    fault: GraphFault,
+    proof: Proof | None,
+    untried: str | None,
+    trial: Trial | None = None,
+) -> None:
+    """Add a fault, unless its line is among the faults already."""
+    finding: Finding = replace(rank.finding(fault), proof=proof)
+    if trial is not None and fault.port is not None and fault.begins_at_leaf:
+        where = trial.where_they_differ(rank.port_key(fault.port.leaf))
+        finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
+    if answer.has_place_of(finding):
+        return
+    answer.operations.append(region_operations(rank.comparison, fault))
+    answer.report.operations = answer.operations[0]
+    if untried is not None:
+        answer.untried[len(answer.faults)] = untried
+    answer.faults.append(finding)

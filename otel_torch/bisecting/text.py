@@ -1,0 +1,195 @@
+"""A bisection as text: each fault with its code on both sides, its proof, and what was run."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+from otel_torch.bisecting.bisection import Bisection
+from otel_torch.parity.finding import CodeLine, Finding
+from otel_torch.parity.report.code_lines import around
+from otel_torch.parity.report.screen import Screen
+from otel_torch.parity.report.text import DEFAULT_WIDTH, render_text
+from otel_torch.parity.report.text_finding import next_step_block
+from otel_torch.parity.report.wording import format_error, module_name, moment_of
+from otel_torch.rendering.table import escape
+from otel_torch.rendering.words import plural
+
+_MARKS = {"proven": "✗ proven", "not proven": "? not proven", None: "? not tried"}
+_SENTENCES = {
+    "proven": "With the reference's value in its place, what comes after it matches.",
+    "not proven": "With the reference's value in its place, what comes after it still differs.",
+    None: "",
+}
+# what differs before the run and is listed: the faults should still be on the same screen
+_MOST_FACTS = 8
+# columns between the two programs
+_GAP = 2
+
+
+def render_bisection(bisection: Bisection, *, color: bool, width: int = DEFAULT_WIDTH) -> str:
+    """Return the answer as text without a final line end."""
+    screen = Screen(color, width, None)
+    before = _before(bisection, screen)
+    if not bisection.faults:
+        report = replace(bisection.report, environment=[])  # said above
+        text = render_text(report, color=color, width=width)
+        gap = [""] if before else []
+        return "\n".join([*before, *gap, *text.splitlines(), *_runs(bisection, screen)])
+    blocks = [before]
+    blocks += [
+        _fault(bisection, index, finding, screen) for index, finding in enumerate(bisection.faults)
+    ]
+    blocks += [
+        _warnings(bisection, screen),
+        next_step_block(bisection.report, screen),
+        _verdict(bisection, screen),
+    ]
+    lines = [line for block in blocks if block for line in ("", *block)]
+    return "\n".join(lines[1:])
+
+
+def _before(bisection: Bisection, screen: Screen) -> list[str]:
+    """Return what differs before the programs compute anything, a line each."""
+    report = bisection.report
+    facts = [f"environment: {fact}" for fact in report.environment]
+    facts += map(str, report.setup)
+    if not facts:
+        return []
+    if len(facts) > _MOST_FACTS:
+        facts[_MOST_FACTS:] = [f"{len(facts) - _MOST_FACTS} more, which --json has"]
+    title = screen.paint("! Differs before the run (reference → port):", "yellow")
+    lines = [screen.wrap(fact, indent="    ", hanging_indent="      ") for fact in facts]
+    return [title, *(line for own in lines for line in own)]
+
+
+def _fault(bisection: Bisection, index: int, finding: Finding, screen: Screen) -> list[str]:
+    """Return one fault: what it is, its code, and how sure that is."""
+    of = f" ({index + 1} of {len(bisection.faults)})" if len(bisection.faults) > 1 else ""
+    place = module_name(finding.port_module if finding.module is None else finding.module)
+    title = f"{_MARKS[finding.proof]}{of}: {_differs(finding)}"
+    lines = screen.wrap(title, "red" if finding.proof else "yellow", hanging_indent="  ")
+    lines += _code(finding, screen)
+    error = ""
+    if finding.error is not None:
+        limit = format_error(finding.floor)
+        error = f"error {format_error(finding.error)}, limit {limit}"
+    where = ", ".join(filter(None, [f"in {place}", moment_of(finding), error]))
+    lines += screen.wrap(f"{where}. {_SENTENCES[finding.proof]}".rstrip(), indent="  ")
+    if reason := bisection.untried.get(index):
+        lines += screen.wrap(reason, "yellow", indent="  ")
+    return lines
+
+
+def _differs(finding: Finding) -> str:
+    """Return what differs in a sentence."""
+    if finding.explanation:
+        return finding.explanation
+    if finding.kind == "weights":
+        return f"{finding.port_tensor or finding.tensor} has other values than the reference's."
+    return "from the same values, the port computes others here."
+
+
+# -- code
+
+
+class _Cell(NamedTuple):
+    """A line of one program, and how it looks."""
+
+    text: str
+    style: str | None = None
+
+
+def _code(finding: Finding, screen: Screen) -> list[str]:
+    """Return the lines of both programs, what differs in them marked: side by side if they fit."""
+    room = (screen.width - _GAP) // 2
+    lines = finding.line, finding.port_line
+    sides = [("reference", *lines), ("port", *lines[::-1])]
+    columns = [_column(*side, room) for side in sides]
+    if all(len(cell.text) <= room for column in columns for cell in column if cell.style != "dim"):
+        return _side_by_side(columns, room, screen)
+    whole = [cell for side in sides for cell in _column(*side, screen.width)]
+    return [screen.paint(cell.text[: screen.width], cell.style or "dim") for cell in whole]
+
+
+def _side_by_side(columns: list[list[_Cell]], room: int, screen: Screen) -> list[str]:
+    lines = []
+    for cells in zip_longest(*columns, fillvalue=_Cell("")):
+        padded = [cell.text.ljust(room)[:room] for cell in cells]
+        painted = [
+            screen.paint(text, cell.style) if cell.style else text
+            for text, cell in zip(padded, cells, strict=True)
+        ]
+        lines.append((" " * _GAP).join(painted).rstrip())
+    return lines
+
+
+def _column(name: str, line: CodeLine | None, other: CodeLine | None, room: int) -> list[_Cell]:
+    """Return the cells of one program."""
+    if line is None:
+        return [_Cell(f"  {name}: has no such code", "dim")]
+    place = escape(line.place)
+    if len(place) > room - len(name) - 4:
+        place = f"…{place[len(name) + 5 - room :]}"
+    cells = [_Cell(f"  {name}  {place}", "bold")]
+    for number, content in around(line):
+        start = f"  {'▸' if number == line.line else ' '} {number:>5}  "
+        cells.append(_Cell(start + escape(content), "red" if number == line.line else "dim"))
+        if number == line.line and other is not None:
+            marks = _marks(content, other.text)
+            if marks:
+                cells.append(_Cell(" " * len(start) + marks, "red"))
+    return cells
+
+
+def _marks(text: str, other: str) -> str:
+    """Return marks under what only the first of two lines has; nothing if all or none of it.
+
+    >>> _marks("x = kv_idx > q_idx - 33", "x = kv_idx > q_idx - 32")
+    '                      ^'
+    """
+    indent = len(text) - len(text.lstrip())
+    matcher = difflib.SequenceMatcher(None, text.strip(), other.strip(), autojunk=False)
+    if matcher.ratio() < 0.5:
+        return ""
+    marks = [" "] * len(text)
+    for kind, start, end, *_ in matcher.get_opcodes():
+        if kind in ("replace", "delete"):
+            marks[indent + start : indent + end] = "^" * (end - start)
+    return "".join(marks).rstrip()
+
+
+# -- the end
+
+
+def _warnings(bisection: Bisection, screen: Screen) -> list[str]:
+    texts = bisection.report.warnings
+    return [
+        line for text in texts for line in screen.wrap(f"! {text}", "yellow", hanging_indent="  ")
+    ]
+
+
+def _verdict(bisection: Bisection, screen: Screen) -> list[str]:
+    """Return what is known at the end, and how many runs it took."""
+    faults = bisection.faults
+    proven = sum(fault.proof == "proven" for fault in faults)
+    counts = f"{plural(len(faults), 'fault')}, {proven} proven"
+    if bisection.is_healed:
+        summary = f"{counts}; with the reference's values there, the whole port matches"
+    else:
+        summary = f"{counts}; the port differs elsewhere, too"
+    verdict = screen.paint(bisection.verdict, "red")
+    return [*_runs(bisection, screen), f"{verdict}: {summary}"]
+
+
+def _runs(bisection: Bisection, screen: Screen) -> list[str]:
+    runs = bisection.runs
+    if not runs:
+        return []
+    seconds = sum(run.seconds for run in runs)
+    lines = [f"{plural(len(runs), 'run')}, {seconds:.0f} s"]
+    for number, run in enumerate(runs, 1):
+        lines.append(f"  {number}  {run.seconds:5.1f} s  {run.side}, {run.why}")
+    return [screen.paint(escape(line), "dim") for line in lines]

@@ -1,0 +1,184 @@
+"""Trials of an answer: the port runs with values of the reference in place of its own.
+
+The reference runs once more to keep these values whole. That it computes the same again is checked
+then: of a program that draws other random numbers in each run nothing can be said.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, RankedKey
+from otel_torch.bisecting.recorded_programs import RecordedPrograms
+from otel_torch.bisecting.runs import ProgramRun, RunFailed
+from otel_torch.graph.compare import GraphFault
+from otel_torch.parity.report.wording import short_place
+from otel_torch.recording.graph_values import ValueKey, file_name, write_wanted
+from otel_torch.recording.metadata import read_metadata
+
+# whole values that one run of the reference may leave on the disk, in bytes
+KEPT_BYTES = 1 << 30
+# more than most values take; whether all fit is a bound on the disk, no promise
+_BYTES_PER_ELEMENT = 4
+
+Exchanges = dict[RankedKey, RankedKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Faults that one trial heals together.
+
+    Attributes:
+        faults: Of the leading rank, which are healed together.
+        is_close: Whether nothing else lies between right values and the exchange.
+        exchanges: The reference's values by those of the port in whose place they are put.
+        is_repeated: Whether a line is healed wherever it runs, with all that is between.
+    """
+
+    faults: tuple[GraphFault, ...]
+    is_close: bool
+    exchanges: Exchanges
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An attempt that was made.
+
+    Attributes:
+        compared: The reference beside the port with the exchanged values.
+        healed: Values of the port's leading rank behind the exchange that are right now and were
+            not.
+        unfit: Why a value could not be put in place; None if all were.
+        differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
+    """
+
+    attempt: Attempt
+    compared: ComparedRuns
+    healed: frozenset[ValueKey]
+    unfit: str | None
+    differed: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the exchange made something right."""
+        return bool(self.healed) or self.compared.is_match
+
+    def where_they_differ(self, key: RankedKey) -> str:
+        """Return at which position whole numbers of the port differ, such as token ids, in words;
+        empty for other values.
+        """
+        difference = self.differed.get(file_name(*key))
+        if difference is None:
+            return ""
+        index, more = difference["index"], difference["count"] - 1
+        # the first of a batch needs no index
+        position = index if any(index[:-1]) else index[-1:]
+        at = f" at position {', '.join(map(str, position))}" if position else ""
+        others = f", and at {more} more" if more else ""
+        return f"They differ{at}: {difference['reference']} beside {difference['port']}{others}."
+
+
+class Trials:
+    """Tries exchanges, each with all that have proved good before."""
+
+    def __init__(self, programs: RecordedPrograms) -> None:
+        self._programs = programs
+        self._folder = programs.programs.folder
+        self._kept: set[RankedKey] = set()
+        self._not_kept: dict[str, str] = {}
+        self._good: Exchanges = {}
+        self._count = 0
+
+    def accept(self, attempt: Attempt) -> None:
+        """Leave an exchange in place in all further trials."""
+        self._good |= attempt.exchanges
+
+    def make(self, compared: ComparedRuns, attempt: Attempt) -> Trial:
+        """Run the port with an exchange.
+
+        Raises:
+            RunFailed: A program did not end well, or the reference computes other values each time.
+        """
+        exchanges = self._good | attempt.exchanges
+        if missing := set(exchanges.values()) - self._kept:
+            self._keep(compared, missing)
+        self._count += 1
+        folder = self._folder / f"put-{self._count}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for port, reference in exchanges.items():
+            kept = self._folder / "kept" / file_name(*reference)
+            if kept.exists():
+                shutil.copyfile(kept, folder / file_name(*port))
+        where = short_place(compared.leading.finding(attempt.faults[0]))
+        run = self._programs.record(
+            "port", f"with the reference's value behind {where}", graph_put=str(folder.resolve())
+        )
+        again = self._programs.compare(compared.reference, run)
+        healed = _healed(compared.leading, again, attempt)
+        differed: dict[str, Any] = {}
+        for number in run.recordings:
+            differed |= _metadata(run, number).get("values_differed", {})
+        return Trial(attempt, again, healed, self._unfit(run, attempt), differed)
+
+    def _keep(self, compared: ComparedRuns, first: set[RankedKey]) -> None:
+        """Run the reference for whole values: what is needed now, and may be needed later."""
+        keys = set(first)
+        left = KEPT_BYTES
+        for rank in compared.ranks:
+            for value, numel in rank.wrong_in_reference():
+                left -= _BYTES_PER_ELEMENT * numel
+                if left >= 0:
+                    keys.add(rank.reference_key(value))
+        wanted = keys - self._kept
+        folder = self._folder / "kept"
+        write_wanted(folder, [file_name(*key) for key in wanted])
+        again = self._programs.record(
+            "reference", "again, to keep its values", graph_keep=str(folder.resolve())
+        )
+        self._kept |= wanted
+        for number in again.recordings:
+            self._not_kept |= _metadata(again, number).get("values_not_kept", {})
+        repeated = self._programs.compare(compared.reference, again)
+        if not repeated.is_match:
+            leading = repeated.leading
+            first_place = short_place(leading.finding(leading.comparison.faults[0]))
+            raise RunFailed(
+                f"the reference computes other values in each run, first at {first_place}: set its "
+                "seeds, so that the programs can be compared"
+            )
+
+    def _unfit(self, run: ProgramRun, attempt: Attempt) -> str | None:
+        """Return why a value of an attempt could not be put in place, if any could not."""
+        for port, reference in attempt.exchanges.items():
+            if lost := self._not_kept.get(file_name(*reference)):
+                return f"{reference.value.label} of the reference could not be kept: {lost}"
+            put = _metadata(run, port.rank).get("values_put", {})
+            reason = put.get(file_name(*port), "the port did not get there again")
+            if reason is not None:
+                return f"{port.value.label}: {reason}"
+        return None
+
+
+def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> frozenset[ValueKey]:
+    """Return the values of the port that are right now and were not.
+
+    What was exchanged says nothing, nor does what only rearranges it.
+    """
+    rank = next(rank for rank in after.ranks if rank.rank == before.rank)
+    exchanged = before.moved_from(attempt.exchanges)
+    return frozenset(
+        key
+        for key, was_right in before.right.items()
+        if not was_right and key not in exchanged and rank.right.get(key, False)
+    )
+
+
+def _metadata(run: ProgramRun, rank: int) -> dict[str, Any]:
+    """Return the metadata of the recording of a rank, {} without one."""
+    path = run.recordings.get(rank)
+    return {} if path is None else read_metadata(path)

@@ -1,0 +1,1 @@
+"""Bodies of code that take turns with a model's forward."""

@@ -1,0 +1,351 @@
+"""Where the wrong part of a program begins, and which of these places is a fault.
+
+From each wrong end, doubt is followed back to its sources: nodes and leaves that are wrong although
+all that they read is right. A source from which only right values follow reaches no wrong end, and
+is never named. A source that leads to right values and to a wrong end is acquitted if the two
+programs compute the right value by different operations. One operation that makes the same of
+unequal values does not see the difference (a norm does not see a scale), and the source stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
+
+# A node (0, 1, …) or a leaf, as -1 - value.
+Origin = int
+
+
+@dataclass(slots=True, eq=False)
+class DoubtSource:
+    """A place where the wrong part of one program begins.
+
+    Attributes:
+        origin: The node, or the leaf as -1 - value.
+        is_weak: Only values with little information accuse it.
+        is_accused: Something that depends on no other source is wrong because of it.
+        first_end: The place of the first wrong end that it leads to.
+        suspects: Doubtful origins before it, which may be the fault instead.
+        cleared: Acquitted sources before it.
+    """
+
+    origin: Origin
+    is_weak: bool
+    is_accused: bool = False
+    first_end: int = 0
+    suspects: list[Origin] = field(default_factory=list)
+    cleared: list[Origin] = field(default_factory=list)
+
+
+# How often doubt may fade until all that is fainter counts the same. A mask is made in three steps:
+# compare, combine, apply.
+TIERS = 4
+# How often what follows an acquitted source may be acquitted, too: the way through one formula that
+# is written otherwise.
+ROUNDS = 8
+# Bits of sources by how often doubt has faded on its way: the surest first.
+Tiers = tuple[int, ...]
+NO_DOUBT: Tiers = (0,) * TIERS
+
+
+def unite(parts: Iterable[Tiers]) -> Tiers:
+    """Return the union of doubts: of each source the surest.
+
+    >>> unite([(1, 2, 0, 0), (0, 1, 4, 0)])
+    (1, 2, 4, 0)
+    """
+    total = [0] * TIERS
+    for part in parts:
+        for tier, bits in enumerate(part):
+            total[tier] |= bits
+    seen = 0
+    for tier, bits in enumerate(total):
+        total[tier] = bits & ~seen
+        seen |= bits
+    return tuple(total)
+
+
+def fade(tiers: Tiers, times: int = 1) -> Tiers:
+    """Return a doubt that is less sure.
+
+    >>> fade((1, 2, 0, 4))
+    (0, 1, 2, 4)
+    """
+    for _ in range(times):
+        tiers = (0, *tiers[: TIERS - 2], tiers[TIERS - 2] | tiers[TIERS - 1])
+    return tiers
+
+
+@dataclass(slots=True, eq=False)
+class Doubt:
+    """Which sources each value in doubt depends on, as bits.
+
+    Attributes:
+        sources: By bit.
+        tiers: Value -> bits of the sources that doubt comes from; the first tier is strong.
+        cleared: Value -> acquitted origins that it depends on.
+    """
+
+    sources: list[Origin] = field(default_factory=list)
+    bits: dict[Origin, int] = field(default_factory=dict)
+    tiers: dict[int, Tiers] = field(default_factory=dict)
+    cleared: dict[int, frozenset[Origin]] = field(default_factory=dict)
+
+    def bit(self, origin: Origin) -> int:
+        """Return the bit of a source, a new one if need be."""
+        if origin not in self.bits:
+            self.bits[origin] = 1 << len(self.sources)
+            self.sources.append(origin)
+        return self.bits[origin]
+
+    def members(self, bits: int) -> list[Origin]:
+        """Return the sources of some bits."""
+        members = []
+        while bits:
+            low = bits & -bits
+            members.append(self.sources[low.bit_length() - 1])
+            bits ^= low
+        return members
+
+    def of(self, values: list[int]) -> Tiers:
+        """Return what values depend on, together."""
+        parts = [self.tiers[value] for value in values if value in self.tiers]
+        if not parts:
+            return NO_DOUBT
+        return parts[0] if len(parts) == 1 else unite(parts)
+
+    def strong(self, value: int) -> int:
+        """Return the bits of the sources that a value depends on without fading."""
+        return self.tiers.get(value, NO_DOUBT)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which rules of blame are in force; a test switches each one off to see what it decides."""
+
+    acquits: bool = True
+    sees_insensitive: bool = True
+    weak_last: bool = True
+    doubts_weak_equal: bool = True
+    heals_order: bool = True
+    compares_suspects: bool = True
+    finds_other_numbers: bool = True
+    finds_other_orders: bool = True
+    accused_first: bool = True
+
+
+def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -> Doubt:
+    """Follow doubt from its sources through the program, in the order of execution.
+
+    Doubt fades where a value is equal but says little (a mask), and where a value holds the right
+    numbers, though in another order or in parts.
+
+    Args:
+        program: One side.
+        cleared: Acquitted origins, which count as right.
+    """
+    doubt, state = Doubt(), program.state
+    is_right, is_wrong = (state == RIGHT).tolist(), (state == WRONG).tolist()
+    informed = program.is_informed.tolist()
+    same_numbers = [group >= 0 for group in program.same_numbers]
+    for value in (state != RIGHT).nonzero()[0].tolist():
+        if program.maker[value] < 0:
+            is_strong = is_wrong[value] or not rules.weak_last
+            _enter(doubt, -1 - value, [value], NO_DOUBT, frozenset(), is_strong, cleared)
+    for node, (reads, makes) in enumerate(zip(program.reads, program.makes, strict=True)):
+        open_values = [value for value in makes if not is_right[value]]
+        vague = [value for value in makes if is_right[value] and not informed[value]]
+        if not open_values and not vague:
+            continue
+        tiers = doubt.of(reads)
+        if rules.doubts_weak_equal and any(tiers):
+            doubt.tiers |= dict.fromkeys(vague, fade(tiers))
+        if not open_values:
+            continue
+        before: frozenset[Origin] = frozenset()
+        if doubt.cleared:
+            before = before.union(*(doubt.cleared.get(value, before) for value in reads))
+        is_strong = any(is_wrong[value] for value in open_values) or not rules.weak_last
+        if rules.heals_order and all(same_numbers[value] for value in open_values):
+            same = doubt.of([value for value in reads if value >= 0 and same_numbers[value]])
+            kept = (0, same[0] | same[1], *NO_DOUBT[2:])
+            tiers = unite([kept, fade(tiers, 2)])
+        _enter(doubt, node, open_values, tiers, before, is_strong, cleared)
+    return doubt
+
+
+def _enter(
+    doubt: Doubt,
+    origin: Origin,
+    values: list[int],
+    tiers: Tiers,
+    before: frozenset[Origin],
+    is_strong: bool,
+    cleared: set[Origin],
+) -> None:
+    """Note what values that are not right depend on; make their origin a source if nothing else."""
+    strong, weak, *rest = tiers
+    if origin in cleared:
+        before |= {origin}
+    elif not strong and is_strong:
+        strong = doubt.bit(origin)
+    elif not strong and not weak:
+        weak = doubt.bit(origin)
+    for value in values:
+        doubt.tiers[value] = (strong, weak, *rest)
+        if before:
+            doubt.cleared[value] = before
+
+
+def find_sources(
+    program: ComparedProgram, other: ComparedProgram, ends: list[int], rules: Rules
+) -> tuple[list[DoubtSource], Doubt]:
+    """Return the sources from which wrong ends are reached, the surest first, and all doubt.
+
+    Args:
+        program: The side whose sources are wanted.
+        other: The other side, with which right values are computed differently or alike.
+        ends: Wrong ends, in the order in which the reference made them.
+    """
+    cleared: set[Origin] = set()
+    kept: set[Origin] = set()
+    first = doubt = spread_doubt(program, cleared, rules)
+    for _ in range(ROUNDS if rules.acquits else 0):
+        acquitted = _acquitted(program, other, doubt, doubt.of(ends)[0], rules) - kept
+        if not acquitted:
+            break
+        cleared |= acquitted
+        before, doubt = doubt, spread_doubt(program, cleared, rules)
+        # an end that nothing else explains keeps its sources
+        bare = [end for end in ends if before.strong(end) and not doubt.strong(end)]
+        if bare:
+            kept |= set(before.members(before.of(bare)[0]))
+            cleared -= kept
+            doubt = spread_doubt(program, cleared, rules)
+    else:
+        doubt = first  # what never ends is no rewriting of a formula
+    return _sources(program, doubt, ends, rules), doubt
+
+
+def _acquitted(
+    program: ComparedProgram, other: ComparedProgram, doubt: Doubt, needed: int, rules: Rules
+) -> set[Origin]:
+    """Return sources that right values acquit.
+
+    Args:
+        needed: Bits of the sources that lead to wrong ends.
+    """
+    acquitted = 0
+    sure = program.is_sure
+    doubted = [value for value, tiers in doubt.tiers.items() if tiers[0] & needed]
+    unknown = _of_unknown_numbers(program, doubt)
+    for node in sorted({reader for value in doubted for reader in program.readers[value]}):
+        bits = doubt.of(program.reads[node])[0]
+        if not bits & needed & ~acquitted:
+            continue
+        made = [item for item in program.makes[node] if sure[item]]
+        if not made or any(item in doubt.tiers for item in program.makes[node]):
+            made = [item for item in program.makes[node] if program.same_numbers[item] >= 0]
+            bits &= unknown
+            if not made or not bits:
+                continue
+        if rules.sees_insensitive and _is_insensitive(program, other, node, made[0]):
+            continue
+        acquitted |= bits
+    return set(doubt.members(acquitted))
+
+
+def _of_unknown_numbers(program: ComparedProgram, doubt: Doubt) -> int:
+    """Return the bits of sources whose numbers the other program does not have.
+
+    These are acquitted by numbers that it has, though in another order; an order is not.
+    """
+    return sum(
+        bit
+        for origin, bit in doubt.bits.items()
+        if program.same_numbers[-1 - origin if origin < 0 else program.makes[origin][0]] < 0
+    )
+
+
+def _is_insensitive(
+    program: ComparedProgram, other: ComparedProgram, node: int, value: int
+) -> bool:
+    """Return whether both programs make an equal value by one operation from unequal ones.
+
+    Such an operation does not see the difference, so that its result proves nothing.
+    """
+    partner = int(program.side.partner[value])
+    twin = other.maker[partner] if partner >= 0 else -1
+    while twin >= 0:
+        if program.signature(node) == other.signature(twin):
+            return True
+        if not other.graph.nodes.moves[twin] or len(other.reads[twin]) != 1:
+            return False
+        twin = other.maker[other.reads[twin][0]]
+    return False
+
+
+def _sources(
+    program: ComparedProgram, doubt: Doubt, ends: list[int], rules: Rules
+) -> list[DoubtSource]:
+    strong = doubt.of(ends)[0]
+    weak = 0
+    for value in ends:
+        tiers = doubt.tiers.get(value, NO_DOUBT)
+        if not tiers[0]:
+            weak |= next(filter(None, tiers), 0)
+    accused = _accused(program, doubt, ends)
+    sources = [
+        DoubtSource(
+            origin,
+            is_weak,
+            origin in accused,
+            _first_end(doubt, origin, ends),
+            *what_is_before(program, doubt, origin),
+        )
+        for is_weak, bits in ((False, strong), (True, weak & ~strong))
+        for origin in doubt.members(bits)
+    ]
+    if rules.accused_first:
+        sources.sort(key=lambda source: (source.is_weak, not source.is_accused))
+    return sources
+
+
+def _first_end(doubt: Doubt, origin: Origin, ends: list[int]) -> int:
+    """Return the place of the first wrong end to which a source leads."""
+    bit = doubt.bits[origin]
+    return next(
+        (place for place, end in enumerate(ends) if any(bits & bit for bits in doubt.of([end]))),
+        len(ends),
+    )
+
+
+def what_is_before(
+    program: ComparedProgram, doubt: Doubt, origin: Origin
+) -> tuple[list[Origin], list[Origin]]:
+    """Return the suspects before a source, the most likely first, and what was acquitted."""
+    if origin < 0:
+        return [], []
+    reads = program.reads[origin]
+    unsure = doubt.of([value for value in reads if program.state[value] != RIGHT])
+    suspects = [
+        suspect for bits in (*unsure[1:], *doubt.of(reads)[1:]) for suspect in doubt.members(bits)
+    ]
+    cleared = {item for read in reads for item in doubt.cleared.get(read, frozenset())}
+    return list(dict.fromkeys(suspects)), sorted(cleared)
+
+
+def _accused(program: ComparedProgram, doubt: Doubt, ends: list[int]) -> set[Origin]:
+    """Return the sources that alone explain something wrong after them."""
+    accused: set[Origin] = set()
+    alone: dict[int, Origin] = {bit: origin for origin, bit in doubt.bits.items()}
+    for value, tiers in doubt.tiers.items():
+        origin = alone.get(tiers[0])
+        if origin is None or program.state[value] == DOUBTFUL:
+            continue
+        node = program.maker[value]
+        if node not in (origin, -1) and not program.graph.nodes.moves[node]:
+            accused.add(origin)
+    return accused | {alone[doubt.strong(end)] for end in ends if doubt.strong(end) in alone}

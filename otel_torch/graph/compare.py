@@ -1,0 +1,460 @@
+"""Compare two programs: the entry point of this package.
+
+graphs -> error model -> equal values -> states -> sources of each side -> faults of both
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from otel_torch.graph.blame import (
+    DoubtSource,
+    Rules,
+    find_sources,
+)
+from otel_torch.graph.distances import relative_distances
+from otel_torch.graph.ends import EndPair, in_order, pair_ends, values_of_ends
+from otel_torch.graph.equality import find_equal
+from otel_torch.graph.error_model import (
+    MOST_ERROR,
+    base_limits,
+    is_coarse,
+    legal_errors,
+    limits_with_noise,
+    noise_floors,
+    rounding_errors,
+)
+from otel_torch.graph.explanation import Explanation, explain
+from otel_torch.graph.graph import NOTHING, Floats, Graph, Indices
+from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
+from otel_torch.graph.suspects import (
+    blame_other_numbers,
+    blame_other_orders,
+    blame_suspects_of_twins,
+)
+from otel_torch.graph.unfold import unfold
+
+# How many nodes after its source a region may have: beyond that the two programs do not do the same
+# again, and a longer list helps nobody. Legal rewrites of one formula in the corpora take 30.
+REGION_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlace:
+    """A fault's place in one program.
+
+    Attributes:
+        nodes: The source first, then the same fault's repetitions (one line, one operation).
+        leaf: The leaf at fault; NOTHING if it is a node. `nodes` are then its readers.
+        region: The nodes from what both programs still have in common to where they do the same
+            again, in the order of execution.
+    """
+
+    nodes: tuple[int, ...]
+    leaf: int
+    region: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFault:
+    """A place where the port begins to differ.
+
+    Attributes:
+        reference, port: The place in each program; None where only the other one has one.
+        error: The relative error of the value of the port's source (else the reference's), against
+            the most similar value where there is one; None if nothing compares.
+        limit: The largest relative error that would be legal there.
+        is_certain: The place is accused by values that depend on nothing else in doubt.
+        explanation: What differs.
+    """
+
+    reference: FaultPlace | None
+    port: FaultPlace | None
+    error: float | None
+    limit: float
+    is_certain: bool
+    explanation: Explanation
+
+    @property
+    def places(self) -> tuple[FaultPlace | None, FaultPlace | None]:
+        """The places in reference and port."""
+        return self.reference, self.port
+
+    @property
+    def begins_at_leaf(self) -> bool:
+        """Whether the place is a leaf of both programs."""
+        return all(place is not None and place.leaf != NOTHING for place in self.places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphComparison:
+    """The result of comparing two programs.
+
+    Attributes:
+        programs: The two programs as they were compared: fused operations look inside.
+        faults: The surest first; empty where all ends are right.
+        ends: Pairs of ends.
+        unpaired_ends: Names of ends that only one program has, of each.
+        limits: The largest legal relative error of each value, in its own program.
+    """
+
+    programs: tuple[ComparedProgram, ComparedProgram]
+    faults: list[GraphFault]
+    ends: list[EndPair]
+    unpaired_ends: list[list[str]]
+    limits: tuple[Floats, Floats]
+
+    @property
+    def graphs(self) -> tuple[Graph, Graph]:
+        """The two programs without what was found of them."""
+        return self.programs[0].graph, self.programs[1].graph
+
+    @property
+    def states(self) -> tuple[Indices, Indices]:
+        """The state of each value of each program: RIGHT, DOUBTFUL, WRONG."""
+        return self.programs[0].state, self.programs[1].state
+
+    @property
+    def partners(self) -> tuple[Indices, Indices]:
+        """The value of the other program that each one is most like; NOTHING for none."""
+        return self.programs[0].side.partner, self.programs[1].side.partner
+
+    @property
+    def errors(self) -> tuple[Floats, Floats]:
+        """The relative distance to it."""
+        return self.programs[0].side.error, self.programs[1].side.error
+
+    @property
+    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Right, doubtful and wrong values of each program."""
+        return _count(self.programs[0]), _count(self.programs[1])
+
+    @property
+    def is_match(self) -> bool:
+        """Whether all ends are right."""
+        return all(pair.is_right for pair in self.ends)
+
+
+def compare_graphs(
+    reference: Graph,
+    port: Graph,
+    noise: Graph | None = None,
+    rules: Rules | None = None,
+    tolerance: float | None = None,
+) -> GraphComparison:
+    """Compare two programs.
+
+    Args:
+        reference, port: Two programs that should compute the same.
+        noise: The reference recorded again with noise, if any.
+        rules: Rules to switch off, for tests.
+        tolerance: A relative error that is legal for each value that rounds, if any.
+
+    Raises:
+        ValueError: `noise` is another program than `reference`.
+    """
+    rules = rules or Rules()
+    floors = noise_floors(reference, noise)
+    modelled = [base_limits(graph, legal_errors(graph)) for graph in (reference, port)]
+    if tolerance is not None:
+        modelled = [
+            np.where(graph.values.roundoff > 0, np.maximum(limit, tolerance), limit)
+            for graph, limit in zip((reference, port), modelled, strict=True)
+        ]
+    limits = limits_with_noise(modelled[0], floors, reference), modelled[1]
+    # whether there is a fault, the port's own roundings decide, too; where it is, closer limits
+    end_limits = limits if is_coarse(reference) else None
+    graphs = unfold(reference, limits[0]), unfold(port, limits[1])
+    if noise is not None:
+        limits = limits[0], _port_limits_under_noise(graphs, limits)
+    sides = find_equal(
+        *graphs, (np.minimum(limits[0], MOST_ERROR), np.minimum(limits[1], MOST_ERROR))
+    )
+    programs = make_programs(graphs, sides, limits, noise is not None)
+    ends, unpaired = pair_ends(programs, end_limits or limits)
+    wrong = [pair for pair in ends if not pair.is_right]
+    faults = _find_faults(programs, wrong, limits, rules)
+    return GraphComparison(programs, faults, ends, unpaired, limits)
+
+
+def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:
+    """Leave the port one rounding of its own: the reference's floor holds the rest.
+
+    A port in a coarser dtype than the reference keeps the limits of the model.
+    """
+    coarsest = [graph.values.roundoff.max(initial=0.0) for graph in graphs]
+    if coarsest[1] > coarsest[0]:
+        return limits[1]
+    return base_limits(graphs[1], rounding_errors(graphs[1].values.roundoff))
+
+
+def _count(program: ComparedProgram) -> dict[str, int]:
+    counts = np.bincount(program.state, minlength=len(STATE_NAMES)).tolist()
+    return dict(zip(STATE_NAMES, counts, strict=True))
+
+
+# -- faults
+
+
+def _find_faults(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    wrong: list[EndPair],
+    limits: tuple[Floats, Floats],
+    rules: Rules,
+) -> list[GraphFault]:
+    if not wrong:
+        return []
+    wrong = in_order(programs, wrong)
+    sources, doubts = [], []
+    ends_of_sides = values_of_ends(programs, wrong)
+    for side, (program, ends) in enumerate(zip(programs, ends_of_sides, strict=True)):
+        found, doubt = find_sources(program, programs[1 - side], ends, rules)
+        sources.append(found)
+        doubts.append(doubt)
+    if rules.compares_suspects:
+        sources = blame_suspects_of_twins(programs, sources, doubts)
+    if rules.finds_other_numbers:
+        sources = blame_other_numbers(programs, sources, doubts)
+    if rules.finds_other_orders:
+        sources = blame_other_orders(programs, sources, doubts)
+    # what was not recorded may have made a wrong leaf of right values: the last that is blamed
+    pairs: list[Pair] = []
+    for is_last in (False, True):
+        chosen = [
+            [source for source in side if _is_unrecorded(program, source) == is_last]
+            for program, side in zip(programs, sources, strict=True)
+        ]
+        pairs += _pair_sources(programs, chosen)
+    faults = _group(programs, [_make_fault(programs, pair, limits) for pair in pairs])
+    exchanged = [_ends_only(programs, pair) for pair in wrong if _is_exchanged(programs, pair)]
+    if exchanged and _is_exchanged(programs, wrong[0]):
+        return exchanged + faults
+    return faults + exchanged or [_ends_only(programs, pair) for pair in wrong]
+
+
+def _is_exchanged(programs: tuple[ComparedProgram, ComparedProgram], pair: EndPair) -> bool:
+    """Return whether both programs have the values of two ends, but end with others."""
+    ends = zip(programs, (pair.reference, pair.port), strict=True)
+    return all(program.state[program.graph.ends[end]] == RIGHT for program, end in ends)
+
+
+Pair = tuple[DoubtSource | None, DoubtSource | None]
+
+
+def _pair_sources(
+    programs: tuple[ComparedProgram, ComparedProgram], sources: list[list[DoubtSource]]
+) -> list[Pair]:
+    """Pair the sources of both sides that begin at the same right values, the best first."""
+    frontiers = [
+        [_frontier(program, source) for source in side]
+        for program, side in zip(programs, sources, strict=True)
+    ]
+    scored = []
+    for own, begins in enumerate(frontiers[0]):
+        for other, begins_too in enumerate(frontiers[1]):
+            overlap = len(begins & begins_too) / max(len(begins | begins_too), 1)
+            same = _is_same_kind(programs, sources[0][own], sources[1][other])
+            if overlap or same:
+                scored.append((-overlap, not same, own, other))
+    taken: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    for _, _, own, other in sorted(scored):
+        if own not in taken[0] and other not in taken[1]:
+            taken[0][own], taken[1][other] = other, own
+    rest = [[i for i in range(len(sources[s])) if i not in taken[s]] for s in (0, 1)]
+    pairs: list[tuple[int | None, int | None]] = list(taken[0].items())
+    # a source without a counterpart stands beside the next one without
+    common = min(map(len, rest))
+    pairs += list(zip(rest[0][:common], rest[1][:common], strict=True))
+    pairs += [(own, None) for own in rest[0][common:]] + [(None, o) for o in rest[1][common:]]
+    meet = {(own, other) for overlap, _, own, other in scored if overlap}
+    found: list[tuple[tuple[bool, bool, bool, int, bool, int], Pair]] = []
+    for indices in pairs:
+        first, second = indices
+        pair: Pair = (
+            None if first is None else sources[0][first],
+            None if second is None else sources[1][second],
+        )
+        present = [source for source in pair if source is not None]
+        rank = min(index for index in indices if index is not None)
+        weak = all(source.is_weak for source in present)
+        accused = any(source.is_accused for source in present)
+        first_end = min(source.first_end for source in present)
+        order = (None in pair, weak, not accused, first_end, indices not in meet, rank)
+        found.append((order, pair))
+    return [pair for _, pair in sorted(found, key=lambda item: item[0])]
+
+
+def _is_same_kind(
+    programs: tuple[ComparedProgram, ComparedProgram], own: DoubtSource, other: DoubtSource
+) -> bool:
+    if own.origin < 0 or other.origin < 0:
+        return (
+            own.origin < 0
+            and other.origin < 0
+            and _leaf_kind(programs[0], own) == _leaf_kind(programs[1], other)
+        )
+    return programs[0].operation[own.origin] == programs[1].operation[other.origin]
+
+
+def _is_unrecorded(program: ComparedProgram, source: DoubtSource) -> bool:
+    return source.origin < 0 and bool(program.graph.values.unrecorded[-1 - source.origin])
+
+
+def _leaf_kind(program: ComparedProgram, source: DoubtSource) -> tuple[str, int]:
+    values, leaf = program.graph.values, -1 - source.origin
+    return program.graph.leaf_kinds[values.leaf[leaf]], int(values.numel[leaf])
+
+
+def _frontier(program: ComparedProgram, source: DoubtSource) -> set[int]:
+    """Return the groups of the right values at which a source begins."""
+    origin = source.origin
+    nodes = [origin] if origin >= 0 else program.readers[-1 - origin][:1]
+    nodes = nodes + _upstream(program, source)
+    return {
+        int(program.side.group[read])
+        for node in nodes
+        for read in program.reads[node]
+        if read >= 0 and program.state[read] == RIGHT
+    }
+
+
+def _make_fault(
+    programs: tuple[ComparedProgram, ComparedProgram], pair: Pair, limits: tuple[Floats, Floats]
+) -> GraphFault:
+    regions = _regions(programs, pair)
+    places: list[FaultPlace | None] = []
+    for program, source, region in zip(programs, pair, regions, strict=True):
+        leaf = -1 - source.origin if source is not None and source.origin < 0 else NOTHING
+        if source is None:
+            places.append(None)
+        elif leaf >= 0:
+            places.append(FaultPlace(tuple(program.readers[leaf]), leaf, tuple(region)))
+        else:
+            places.append(FaultPlace((source.origin,), NOTHING, tuple(region)))
+    error, limit = _error(programs, pair, limits)
+    origins = [None if source is None else source.origin for source in pair]
+    explanation = explain(*programs, regions, (origins[0], origins[1]))
+    is_certain = any(source is not None and source.is_accused for source in pair)
+    return GraphFault(places[0], places[1], error, limit, is_certain, explanation)
+
+
+def _value(program: ComparedProgram, source: DoubtSource) -> int:
+    return -1 - source.origin if source.origin < 0 else program.makes[source.origin][0]
+
+
+def _error(
+    programs: tuple[ComparedProgram, ComparedProgram], pair: Pair, limits: tuple[Floats, Floats]
+) -> tuple[float | None, float]:
+    """Return how far the two sources' values are apart, and how far they might be."""
+    sides = [side for side in (1, 0) if pair[side] is not None]
+    values = {side: _value(programs[side], pair[side]) for side in sides}  # type: ignore[arg-type]
+    limit = float(np.sqrt(sum(limits[side][value] ** 2 for side, value in values.items())))
+    if len(values) < 2:
+        return None, limit
+    tables = [program.graph.values for program in programs]
+    if tables[0].numel[values[0]] != tables[1].numel[values[1]]:
+        return None, limit
+    sketches = [table.sketch[[values[side]]] for side, table in enumerate(tables)]
+    error = float(relative_distances(sketches[0], sketches[1])[0])
+    return (None if np.isnan(error) else error), limit
+
+
+def _regions(
+    programs: tuple[ComparedProgram, ComparedProgram], pair: Pair
+) -> tuple[list[int], list[int]]:
+    """Return the nodes of each side from the source to where both sides do the same again.
+
+    One operation that both have is no such place: the softmax of a formula comes between other
+    operations of it.
+    """
+    walks = [
+        [] if source is None else _downstream(program, source)
+        for program, source in zip(programs, pair, strict=True)
+    ]
+    signs = [
+        [program.signature(node) for node in walk]
+        for program, walk in zip(programs, walks, strict=True)
+    ]
+    regions: list[list[int]] = []
+    for side in (0, 1):
+        source, walk = pair[side], walks[side]
+        others = set(pairwise(signs[1 - side][1:]))
+        steps = list(pairwise(signs[side]))
+        stop = len(walk)
+        for place in range(1, len(steps)):
+            if steps[place] in others and min(steps[place][0][1], default=0) < 0:
+                stop = place
+                break
+        upstream = [] if source is None else _upstream(programs[side], source)
+        regions.append(sorted({*upstream, *walk[: max(stop, 1)]}))
+    return regions[0], regions[1]
+
+
+def _upstream(program: ComparedProgram, source: DoubtSource) -> list[int]:
+    """Return what is suspected or was acquitted before a source; of a leaf what reads it first."""
+    nodes = [origin for origin in source.suspects + source.cleared if origin >= 0]
+    leaves = [-1 - origin for origin in source.suspects if origin < 0]
+    return nodes + [reader for leaf in leaves for reader in program.readers[leaf][:1]]
+
+
+def _downstream(program: ComparedProgram, source: DoubtSource) -> list[int]:
+    """Return the source and the next nodes that are wrong because of it, in order."""
+    start = [source.origin] if source.origin >= 0 else program.readers[-1 - source.origin][:1]
+    walk: list[int] = []
+    seen = set(start)
+    waiting = list(start)
+    while waiting and len(walk) < REGION_NODES:
+        node = heapq.heappop(waiting)
+        walk.append(node)
+        for value in program.makes[node]:
+            if program.state[value] != RIGHT:
+                for reader in program.readers[value]:
+                    if reader not in seen:
+                        seen.add(reader)
+                        heapq.heappush(waiting, reader)
+    return walk
+
+
+def _group(
+    programs: tuple[ComparedProgram, ComparedProgram], faults: list[GraphFault]
+) -> list[GraphFault]:
+    """Put repetitions of a fault together: the same operation of the same line on both sides."""
+    groups: dict[object, GraphFault] = {}
+    for fault in faults:
+        key = tuple(_line_key(p, place) for p, place in zip(programs, fault.places, strict=True))
+        first = groups.get(key)
+        if first is None:
+            groups[key] = fault
+            continue
+        places = [_merge(own, again) for own, again in zip(first.places, fault.places, strict=True)]
+        groups[key] = replace(first, reference=places[0], port=places[1])
+    return list(groups.values())
+
+
+def _line_key(program: ComparedProgram, place: FaultPlace | None) -> object:
+    if place is None:
+        return None
+    if place.leaf >= 0:
+        return ("leaf", place.leaf)
+    node = place.nodes[0]
+    return program.operation[node], int(program.graph.nodes.line[node])
+
+
+def _merge(own: FaultPlace | None, again: FaultPlace | None) -> FaultPlace | None:
+    if own is None or again is None or own.leaf >= 0:
+        return own
+    return replace(own, nodes=tuple(dict.fromkeys(own.nodes + again.nodes)))
+
+
+def _ends_only(programs: tuple[ComparedProgram, ComparedProgram], pair: EndPair) -> GraphFault:
+    """Return a fault of ends: each returned value is right, but they are other ones."""
+    places = []
+    for program, end in zip(programs, (pair.reference, pair.port), strict=True):
+        value = int(program.graph.ends[end])
+        node = program.maker[value]
+        places.append(FaultPlace((node,) if node >= 0 else (), NOTHING if node >= 0 else value, ()))
+    return GraphFault(places[0], places[1], pair.error, pair.limit, True, Explanation("end"))

@@ -1,0 +1,223 @@
+"""Which value of the reference each wrong value of the port should be.
+
+Behind a fault no value is equal, but the two programs do the same again: they read the wrong values
+together with the same right ones (a weight, a mask) and by the same operations. From these places
+counterparts are followed, backwards to where a fault ends and forwards to the ends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.shapes import have_same_order
+from otel_torch.graph.states import RIGHT, ComparedProgram
+
+Programs = tuple[ComparedProgram, ComparedProgram]
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """What to put in a value's place: a value of the reference, in that of one of the port."""
+
+    reference: int
+    port: int
+
+
+def find_counterparts(
+    programs: Programs, ends: Iterable[tuple[int, int]]
+) -> dict[int, Counterpart]:
+    """Return what each value of the port that is not right should be, as far as that is known.
+
+    Views stand for what they are views of (see `root_of`), unless these are laid out otherwise.
+
+    Args:
+        ends: Pairs of values that the programs return, of reference and port.
+    """
+    pairs = _Pairs(programs)
+    for nodes in _anchors(programs):
+        pairs.add_nodes(*nodes)
+    for reference, port in ends:
+        pairs.add(reference, port)
+    pairs.follow()
+    return pairs.counterparts()
+
+
+def root_of(program: ComparedProgram, value: int) -> int:
+    """Return what a value that is not right is a view of, back to where it is right no more.
+
+    The result of a fused operation is no view of what its parts compute beside the program.
+    """
+    nodes, numel = program.graph.nodes, program.graph.values.numel
+    while (node := program.maker[value]) >= 0 and nodes.moves[node]:
+        reads = program.reads[node]
+        if len(reads) != 1 or reads[0] < 0 or numel[reads[0]] != numel[value]:
+            break
+        if program.state[reads[0]] == RIGHT or is_beside(program, reads[0]) > is_beside(
+            program, value
+        ):
+            break
+        value = reads[0]
+    return value
+
+
+def is_beside(program: ComparedProgram, value: int) -> bool:
+    """Return whether a part of a fused operation made a value: the program itself has none."""
+    maker = program.maker[value]
+    return maker >= 0 and bool(program.graph.nodes.inside[maker] != NOTHING)
+
+
+class _Pairs:
+    """Pairs of values, and what follows from them."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self.reference_of: dict[int, int] = {}
+        self._port_of: dict[int, int] = {}
+        self._new: deque[tuple[int, int]] = deque()
+        self._read: dict[int, Counterpart] = {}  # by root of the port, as both programs read it
+
+    def add(self, reference: int, port: int) -> None:
+        """Pair two values, unless they are equal or one of them is paired already."""
+        first, second = self._programs
+        if reference < 0 or port < 0:
+            return
+        if first.state[reference] == RIGHT and second.state[port] == RIGHT:
+            return
+        read = Counterpart(reference, port)
+        reference, port = root_of(first, reference), root_of(second, port)
+        if reference in self._port_of or port in self.reference_of:
+            return
+        if first.graph.values.numel[reference] != second.graph.values.numel[port]:
+            return
+        self._port_of[reference], self.reference_of[port] = port, reference
+        self._read[port] = read
+        self._new.append((reference, port))
+
+    def add_nodes(self, reference: int, port: int) -> None:
+        """Pair what two nodes read that is not the same right value, in order."""
+        nodes = tuple(zip(self._programs, (reference, port), strict=True))
+        groups = [program.operands(node) for program, node in nodes]
+        common = (set(groups[0]) & set(groups[1])) - {NOTHING}
+        reads = [
+            [v for v, group in zip(program.reads[node], own, strict=True) if group not in common]
+            for (program, node), own in zip(nodes, groups, strict=True)
+        ]
+        if len(reads[0]) == len(reads[1]):
+            for values in zip(*reads, strict=True):
+                self.add(*values)
+
+    def follow(self) -> None:
+        """Pair what paired values are made from, and what is made from them."""
+        while self._new:
+            reference, port = self._new.popleft()
+            first, second = self._programs
+            makers = first.maker[reference], second.maker[port]
+            if min(makers) >= 0 and self._do_the_same(*makers):
+                self.add_nodes(*makers)
+            readers = [
+                _by_signature(program, value)
+                for program, value in zip(self._programs, (reference, port), strict=True)
+            ]
+            for signature, nodes in readers[0].items():
+                if len(nodes) == len(readers[1].get(signature, ())):
+                    for own, other in zip(nodes, readers[1][signature], strict=True):
+                        self._add_results(own, other)
+
+    def counterparts(self) -> dict[int, Counterpart]:
+        """Return what to put in the place of each root: in that of its view if only views agree."""
+        shapes = [program.graph.values.shape for program in self._programs]
+        found = {}
+        for port, reference in self.reference_of.items():
+            read = self._read[port]
+            views_agree = shapes[0][read.reference] == shapes[1][read.port]
+            if views_agree and not have_same_order(shapes[0][reference], shapes[1][port]):
+                found[port] = read
+            else:
+                found[port] = Counterpart(reference, port)
+        return found
+
+    def _do_the_same(self, reference: int, port: int) -> bool:
+        first, second = self._programs
+        return first.signature(reference) == second.signature(port)
+
+    def _add_results(self, reference: int, port: int) -> None:
+        """Pair what two nodes make that read nothing wrong but what is paired."""
+        first, second = self._programs
+        for own, other in zip(first.reads[reference], second.reads[port], strict=True):
+            if other < 0 or (first.state[own] == RIGHT and second.state[other] == RIGHT):
+                continue
+            if self.reference_of.get(root_of(second, other)) != root_of(first, own):
+                return
+        for own, other in zip(first.makes[reference], second.makes[port], strict=False):
+            self.add(own, other)
+
+
+def _by_signature(program: ComparedProgram, root: int) -> dict[Hashable, list[int]]:
+    """Return the nodes that read a value or a view of it, by what they do."""
+    found: dict[Hashable, list[int]] = defaultdict(list)
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        for node in program.readers[value]:
+            views = [made for made in program.makes[node] if root_of(program, made) == root]
+            if views:
+                waiting += views
+            else:
+                found[program.signature(node)].append(node)
+    return {signature: sorted(nodes) for signature, nodes in found.items()}
+
+
+def _anchors(programs: Programs) -> Iterable[tuple[int, int]]:
+    """Yield nodes of both programs that make wrong values of the same right ones and others.
+
+    First those that read all the same, then those that do the same to one right value, then those
+    that use one weight: a program may add a bias in the product, or after it.
+    """
+    for keys in (_whole, _by_operation, _by_weight):
+        by_key: tuple[dict[Hashable, list[int]], ...] = (defaultdict(list), defaultdict(list))
+        for program, nodes in zip(programs, by_key, strict=True):
+            for node, makes in enumerate(program.makes):
+                if any(program.state[value] != RIGHT for value in makes):
+                    for key in keys(program, node):
+                        nodes[key].append(node)
+        for same, references in by_key[0].items():
+            ports = by_key[1].get(same, [])
+            if len(references) == len(ports):
+                yield from zip(references, ports, strict=True)
+
+
+def _known(program: ComparedProgram, node: int) -> list[int]:
+    """Return what a node reads that is right and identifies a place."""
+    return [
+        value
+        for value in program.reads[node]
+        if value >= 0 and program.state[value] == RIGHT and program.is_informed[value]
+    ]
+
+
+def _whole(program: ComparedProgram, node: int) -> list[Hashable]:
+    return [program.signature(node)] if _known(program, node) else []
+
+
+def _by_operation(program: ComparedProgram, node: int) -> list[Hashable]:
+    operation, groups = program.operation[node], program.side.group
+    return [(operation, int(groups[value])) for value in _known(program, node)]
+
+
+def _by_weight(program: ComparedProgram, node: int) -> list[Hashable]:
+    weights = [value for value in _known(program, node) if _is_leaf(program, value)]
+    weights.sort(key=lambda value: -program.graph.values.numel[value])
+    return [int(program.side.group[value]) for value in weights[:1]]
+
+
+def _is_leaf(program: ComparedProgram, value: int) -> bool:
+    """Return whether a value is a leaf, or moved from one."""
+    while (node := program.maker[value]) >= 0:
+        reads = program.reads[node]
+        if not program.graph.nodes.moves[node] or len(reads) != 1 or reads[0] < 0:
+            return False
+        value = reads[0]
+    return True

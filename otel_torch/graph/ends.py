@@ -1,0 +1,187 @@
+"""Which ends of two programs belong together, and whether they are equal.
+
+A named end is what a model returned, or a parameter after an optimizer's step. An end without a
+name is what the program made last and reads no more: a sampler or a renderer is no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_torch.graph.distances import relative_distances
+from otel_torch.graph.equality import PART, same_numbers
+from otel_torch.graph.error_model import MOST_ERROR
+from otel_torch.graph.graph import Floats
+from otel_torch.graph.states import RIGHT, ComparedProgram
+
+Programs = tuple[ComparedProgram, ComparedProgram]
+Limits = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class EndPair:
+    """Two ends that should be equal: indices into each graph's ends, error, limit."""
+
+    name: str
+    reference: int
+    port: int
+    error: float
+    limit: float
+    is_right: bool
+
+
+def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[list[str]]]:
+    """Return pairs of ends, and the names of ends that only one program has, of each.
+
+    Ends are paired by name, or in order where no name is common. One program may call a model for
+    what the other one computes in several calls, or call models in another order: ends of unequal
+    size, or that are other ends of the other program, are no pair as long as something reads them.
+    They and ends without a name are paired by content. Where only one program goes on after what
+    was recorded, what is left of both tells nothing.
+    """
+    counts = _what_counts(programs)
+    ends = [_compare(programs, limits, *pair) for pair in _same_names(programs, counts)]
+    kept = [pair for pair in ends if pair.is_right or not _is_elsewhere(programs, pair)]
+    paired = [{pair.reference for pair in kept}, {pair.port for pair in kept}]
+    names = [program.graph.end_names for program in programs]
+    loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
+    if programs[0].graph.is_cut == programs[1].graph.is_cut:
+        kept += [_compare(programs, limits, *pair) for pair in _same_content(programs, loose)]
+    named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
+    unpaired = [
+        [names[side][end] for end in counts[side] if names[side][end] and end not in named[side]]
+        for side in (0, 1)
+    ]
+    return kept, unpaired
+
+
+def _what_counts(programs: Programs) -> list[list[int]]:
+    """Return the ends of each program that count."""
+    are_passed = [program.graph.passed for program in programs]
+    if all(passed.any() for passed in are_passed):
+        return [np.flatnonzero(~passed).tolist() for passed in are_passed]
+    return [list(range(len(passed))) for passed in are_passed]
+
+
+def _same_names(programs: Programs, counts: list[list[int]]) -> list[tuple[int, int]]:
+    """Pair ends of one name; several ranks have ends of one name each."""
+    named: list[dict[str, list[int]]] = []
+    for program, ends in zip(programs, counts, strict=True):
+        named.append(defaultdict(list))
+        for end in ends:
+            if name := program.graph.end_names[end]:
+                named[-1][name].append(end)
+    common = [(name, name) for name in named[0] if name in named[1]]
+    return [
+        (own, other)
+        for name, same in common or zip(*named, strict=False)
+        for own in named[0][name]
+        for other in named[1][same]
+    ]
+
+
+def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
+    """Return whether a program goes on with what a model returned, and its counterpart is another
+    end, or several.
+    """
+    values = [
+        int(program.graph.ends[end])
+        for program, end in zip(programs, (pair.reference, pair.port), strict=True)
+    ]
+    if not any(program.readers[value] for program, value in zip(programs, values, strict=True)):
+        return False
+    ends = [set(program.side.group[program.graph.ends].tolist()) for program in programs]
+    is_other_end = all(
+        int(program.side.group[value]) in others
+        for program, value, others in zip(programs, values, ends[::-1], strict=True)
+    )
+    return is_other_end or pair.error == np.inf
+
+
+def _same_content(programs: Programs, loose: list[list[int]]) -> list[tuple[int, int]]:
+    """Pair ends that are equal, and in order what else is of one shape."""
+    pairs: list[tuple[int, int]] = []
+    for is_right in (True, False):
+        keys = [
+            [_key(program, end, is_right) for end in side]
+            for program, side in zip(programs, loose, strict=True)
+        ]
+        waiting: dict[object, list[int]] = defaultdict(list)
+        for end, key in zip(loose[1], keys[1], strict=True):
+            waiting[key].append(end)
+        for end, key in zip(loose[0], keys[0], strict=True):
+            if key is not None and waiting[key]:
+                pairs.append((end, waiting[key].pop(0)))
+    return pairs
+
+
+def _key(program: ComparedProgram, end: int, is_right: bool) -> object:
+    """Return what two ends have in common: their content if it is right, else their shape without
+    sizes of 1; None if an end tells nothing.
+    """
+    value = int(program.graph.ends[end])
+    if (program.state[value] == RIGHT) != is_right or not program.is_informed[value]:
+        return None
+    if is_right:
+        return int(program.side.group[value])
+    return tuple(size for size in program.graph.values.shape[value] if size != 1)
+
+
+def _compare(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:
+    """Compare two ends; of ends the order of the elements counts, unless the shapes differ."""
+    graphs = programs[0].graph, programs[1].graph
+    values = int(graphs[0].ends[own]), int(graphs[1].ends[other])
+    first, second = graphs[0].values, graphs[1].values
+    legal = (
+        max(limits[side][value], programs[side].arriving[value])
+        for side, value in enumerate(values)
+    )
+    limit = math.hypot(*map(float, legal))
+    name = graphs[1].end_names[other]
+    if min(first.numel[values[0]], second.numel[values[1]]) < 0:
+        return EndPair(name, own, other, float("nan"), limit, True)  # it was not measured
+    if first.numel[values[0]] != second.numel[values[1]]:
+        is_part = _is_part(programs, values)
+        return EndPair(name, own, other, 0.0 if is_part else float("inf"), limit, is_part)
+    error = float(relative_distances(first.sketch[[values[0]]], second.sketch[[values[1]]])[0])
+    is_equal = (error <= limit or limit >= MOST_ERROR) and first.nonfinite[
+        values[0]
+    ] == second.nonfinite[values[1]]
+    reordered = same_numbers(
+        first.statistics[[values[0]]],
+        second.statistics[[values[1]]],
+        first.numel[[values[0]]],
+        np.array([limit]),
+    )
+    is_layout = first.shape[values[0]] != second.shape[values[1]] and not np.isnan(reordered[0])
+    return EndPair(name, own, other, error, limit, bool(is_equal or is_layout))
+
+
+def _is_part(programs: Programs, values: tuple[int, int]) -> bool:
+    """Return whether one of two values is a part of the other, as the shard of a rank is."""
+    for side, value in enumerate(values):
+        own = programs[side].side
+        partner = own.partner[value]
+        other = programs[1 - side].side.group[[partner, values[1 - side]]]
+        if own.relation[value] == PART and other[0] == other[1]:
+            return True
+    return False
+
+
+def in_order(programs: Programs, pairs: Sequence[EndPair]) -> list[EndPair]:
+    """Return pairs of ends in the order in which the reference made them."""
+    graph, maker = programs[0].graph, programs[0].maker
+    return sorted(pairs, key=lambda pair: maker[int(graph.ends[pair.reference])])
+
+
+def values_of_ends(programs: Programs, pairs: Sequence[EndPair]) -> list[list[int]]:
+    """Return the values of pairs of ends in each program."""
+    return [
+        [int(program.graph.ends[(pair.reference, pair.port)[side]]) for pair in pairs]
+        for side, program in enumerate(programs)
+    ]

@@ -1,0 +1,508 @@
+"""Which value of one program equals which value of the other, wherever in the programs they are.
+
+Equal means: as many elements, and a sketch within the limit. Neither names nor modules nor order of
+execution take part. Weaker relations are found where no value is equal: the same numbers in another
+order (a layout that views can make), and values that are parts of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_torch.graph.distances import relative_distances, sketch_norms
+from otel_torch.graph.error_model import SKETCH_ROUNDOFF, STATISTICS_ERROR
+from otel_torch.graph.graph import (
+    MAX,
+    MEAN,
+    MIN,
+    NOTHING,
+    STD,
+    Flags,
+    Floats,
+    Graph,
+    Indices,
+    Values,
+)
+
+# relations of a value to the other program, the surest last
+NONE, PART, REORDERED, EQUAL = range(4)
+# A value with fewer elements says nothing: scalars and pairs are equal by chance.
+LEAST_NUMEL = 4
+# How many standard deviations the mean of many rounding errors may be off.
+DEVIATIONS = 4.0
+# pairs whose distances are computed at a time, 128 MB of sketches, and values in which equal spaces
+# are looked for: a bound on memory and on time only
+_PAIRS_AT_ONCE = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """What equality says of the values of one program.
+
+    Attributes:
+        relation: NONE, PART, REORDERED or EQUAL, per value.
+        partner: The most similar value of the other program; NOTHING where there is none.
+        error: The relative distance to it; NaN where unknown.
+        group: Values of both programs that are equal have one number here.
+    """
+
+    relation: Indices
+    partner: Indices
+    error: Floats
+    group: Indices
+
+
+def has_information(values: Values) -> Flags:
+    """Return which values can identify a place: enough elements, of at least three numbers.
+
+    A value has two distinct numbers at most if, and only if, its variance is as large as its mean
+    and its extremes allow: (max - mean) * (mean - min).
+    """
+    statistics, count = values.statistics, np.maximum(values.numel - values.nonfinite, 1)
+    mean, smallest, largest = statistics[:, MEAN], statistics[:, MIN], statistics[:, MAX]
+    with np.errstate(all="ignore"):
+        variance = statistics[:, STD] ** 2 * (count - 1) / count
+        most = (largest - mean) * (mean - smallest)
+        is_two_valued = np.isfinite(most) & (most - variance <= STATISTICS_ERROR * most)
+    is_empty = sketch_norms(np.nan_to_num(values.sketch)) == 0
+    enough: Flags = (values.numel >= LEAST_NUMEL) & ~is_two_valued & ~is_empty
+    return enough
+
+
+def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> tuple[Side, Side]:
+    """Return the relations of the values of two programs.
+
+    Args:
+        reference, port: Two programs.
+        limits: The largest relative error of each value in its own program; of a pair, the squares
+            add up.
+    """
+    graphs = reference, port
+    contents = [_distinct(graph.values, limit) for graph, limit in zip(graphs, limits, strict=True)]
+    sides = [_Builder(len(graph.values)) for graph in graphs]
+    groups = _Groups([len(content.first) for content in contents])
+    for left, right, errors in _equal_pairs(*contents):
+        groups.join(left, right)
+        for own, other, side, content in (
+            (left, right, sides[0], contents),
+            (right, left, sides[1], contents[::-1]),
+        ):
+            side.take(content[0], content[1].first[other], own, errors, EQUAL)
+    informed = [has_information(graph.values) for graph in graphs]
+    for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
+        # of several partners, which are views of each other, one of the same shape says most
+        shapes = reference.values.shape, port.values.shape
+        pairs = zip(left.tolist(), right.tolist(), strict=True)
+        same = np.array([shapes[0][own] == shapes[1][other] for own, other in pairs], bool)
+        for chosen in (~same, same):
+            sides[0].assign(left[chosen], right[chosen], errors[chosen], REORDERED)
+            sides[1].assign(right[chosen], left[chosen], errors[chosen], REORDERED)
+    for whole_side in (0, 1):
+        _find_parts(graphs, informed, sides, whole_side)
+    for whole_side in (0, 1):
+        for whole, part, errors in _repeated_pairs(graphs, limits, informed, sides, whole_side):
+            sides[whole_side].assign(whole, part, errors, PART)
+            sides[1 - whole_side].assign(part, whole, errors, PART)
+    numbers = groups.numbers()
+    return (
+        sides[0].finish(numbers[0][contents[0].content]),
+        sides[1].finish(numbers[1][contents[1].content]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contents:
+    """The distinct contents of a program's values.
+
+    Attributes:
+        first: The first value with each content.
+        content: The content of each value.
+        limit: The largest limit of the values with each content.
+    """
+
+    values: Values
+    first: Indices
+    content: Indices
+    limit: Floats
+
+
+def _distinct(values: Values, limits: Floats) -> _Contents:
+    keys = np.concatenate(
+        [values.numel[:, None], values.nonfinite[:, None], values.sketch.view(np.int64)], axis=1
+    )
+    packed = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 8)))[:, 0]
+    _, first, content = np.unique(packed, return_index=True, return_inverse=True)
+    limit = np.zeros(len(first))
+    np.maximum.at(limit, content, limits)
+    return _Contents(values, first, content, limit)
+
+
+def _equal_pairs(
+    reference: _Contents, port: _Contents
+) -> Iterator[tuple[Indices, Indices, Floats]]:
+    """Yield pairs of contents that are equal, with their errors.
+
+    Two norms differ by no more than the distance, so that only contents of almost the same norm are
+    compared.
+    """
+    kinds = [
+        np.stack([side.values.numel[side.first], side.values.nonfinite[side.first]], axis=1)
+        for side in (reference, port)
+    ]
+    norms = [sketch_norms(side.values.sketch[side.first]) for side in (reference, port)]
+    for left, right in _same_kind(kinds[0], kinds[1]):
+        left = left[np.argsort(norms[0][left])]
+        span = np.sqrt(reference.limit[left].max() ** 2 + port.limit[right] ** 2)
+        span = np.minimum(span, 1.0) * 1.01  # both norms are relative to the larger one
+        starts = np.searchsorted(norms[0][left], norms[1][right] * (1 - span))
+        upper = norms[1][right] / np.maximum(1 - span, 1e-300)
+        ends = np.searchsorted(norms[0][left], upper, side="right")
+        for own, other in _windows(starts, ends):
+            pairs = left[other], right[own]
+            errors = relative_distances(
+                reference.values.sketch[reference.first[pairs[0]]],
+                port.values.sketch[port.first[pairs[1]]],
+            )
+            limit = np.sqrt(reference.limit[pairs[0]] ** 2 + port.limit[pairs[1]] ** 2)
+            is_equal = errors <= limit
+            yield pairs[0][is_equal], pairs[1][is_equal], errors[is_equal]
+
+
+def _same_kind(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:
+    """Yield the rows of each kind that both sides have; a kind is a row of integers."""
+    both = np.concatenate([left, right])
+    if not len(both):
+        return
+    _, kind = np.unique(both, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    order = np.argsort(kind, kind="stable")
+    bounds = np.flatnonzero(np.diff(kind[order])) + 1
+    for rows in np.split(order, bounds):
+        split = np.searchsorted(rows, len(left))
+        if 0 < split < len(rows):
+            yield rows[:split], rows[split:] - len(left)
+
+
+def _windows(starts: Indices, ends: Indices) -> Iterator[tuple[Indices, Indices]]:
+    """Yield (row, position) for all positions from `starts[row]` to `ends[row]`, in pieces."""
+    lengths = np.maximum(ends - starts, 0)
+    total = np.cumsum(lengths)
+    row = 0
+    while row < len(starts):
+        done = total[row - 1] if row else 0
+        stop = max(int(np.searchsorted(total, done + _PAIRS_AT_ONCE, side="right")), row + 1)
+        rows = np.repeat(np.arange(row, stop), lengths[row:stop])
+        offsets = np.arange(len(rows)) - np.repeat(
+            total[row:stop] - lengths[row:stop] - done, lengths[row:stop]
+        )
+        yield rows, starts[rows] + offsets
+        row = stop
+
+
+class _Groups:
+    """Joins equal contents of two programs."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._counts = counts
+        self._parent = list(range(sum(counts)))
+
+    def join(self, left: Indices, right: Indices) -> None:
+        """Put pairs of contents, one of each program, into one group."""
+        for own, other in zip(left.tolist(), (right + self._counts[0]).tolist(), strict=True):
+            first, second = self._find(own), self._find(other)
+            self._parent[max(first, second)] = min(first, second)
+
+    def _find(self, item: int) -> int:
+        parent = self._parent
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    def numbers(self) -> tuple[Indices, Indices]:
+        """Return the group of each content, for each program."""
+        numbers = np.array([self._find(item) for item in range(len(self._parent))], np.int64)
+        return numbers[: self._counts[0]], numbers[self._counts[0] :]
+
+
+class _Builder:
+    """Collects the relations of one program's values; the surest and nearest one stays."""
+
+    def __init__(self, count: int) -> None:
+        self.relation = np.full(count, NONE, np.int64)
+        self.partner = np.full(count, NOTHING, np.int64)
+        self.error = np.full(count, np.nan)
+
+    def take(
+        self, own: _Contents, partners: Indices, contents: Indices, errors: Floats, relation: int
+    ) -> None:
+        """Note the nearest partner of each content, for all values with that content."""
+        order = np.argsort(errors, kind="stable")
+        nearest, first = np.unique(contents[order], return_index=True)
+        errors, partners = errors[order][first], partners[order][first]
+        best = np.full(len(own.first), NOTHING, np.int64)
+        best[nearest] = np.arange(len(nearest))
+        index = best[own.content]
+        values = np.flatnonzero(index >= 0)
+        index = index[values]
+        is_better = ~(self.error[values] <= errors[index])
+        values, index = values[is_better], index[is_better]
+        self.assign(values, partners[index], errors[index], relation)
+
+    def assign(self, values: Indices, partners: Indices, errors: Floats, relation: int) -> None:
+        """Note a relation of values."""
+        self.relation[values], self.partner[values] = relation, partners
+        self.error[values] = errors
+
+    def finish(self, group: Indices) -> Side:
+        """Return what was found."""
+        return Side(self.relation, self.partner, self.error, group)
+
+
+def _reordered_pairs(
+    graphs: tuple[Graph, Graph],
+    limits: tuple[Floats, Floats],
+    informed: list[Flags],
+    sides: list[_Builder],
+) -> Iterator[tuple[Indices, Indices, Floats]]:
+    """Yield pairs of values that hold the same numbers in another order, as far as sums see.
+
+    The mean of rounding errors is smaller than they are, by the root of their number.
+    """
+    open_values = [
+        np.flatnonzero((side.relation == NONE) & is_informed & (graph.values.numel > 0))
+        for side, is_informed, graph in zip(sides, informed, graphs, strict=True)
+    ]
+    statistics = [
+        graph.values.statistics[rows] for graph, rows in zip(graphs, open_values, strict=True)
+    ]
+    numel = [graph.values.numel[rows] for graph, rows in zip(graphs, open_values, strict=True)]
+    units = [_units(table) for table in statistics]
+    own_limits = [limit[rows] for limit, rows in zip(limits, open_values, strict=True)]
+    for left, right in _same_kind(numel[0][:, None], numel[1][:, None]):
+        left = left[np.argsort(statistics[0][left, 0])]
+        slack = 2 * np.maximum(own_limits[0][left].max(), own_limits[1][right])
+        center, unit = statistics[1][right, 0], units[1][right, 0]
+        starts = np.searchsorted(statistics[0][left, 0], center - slack * unit)
+        ends = np.searchsorted(statistics[0][left, 0], center + slack * unit, side="right")
+        for own, other in _windows(starts, ends):
+            pairs = left[other], right[own]
+            limit = np.sqrt(own_limits[0][pairs[0]] ** 2 + own_limits[1][pairs[1]] ** 2)
+            errors = same_numbers(
+                statistics[0][pairs[0]], statistics[1][pairs[1]], numel[0][pairs[0]], limit
+            )
+            is_same = ~np.isnan(errors)
+            rows = open_values[0][pairs[0][is_same]], open_values[1][pairs[1][is_same]]
+            yield rows[0], rows[1], errors[is_same]
+
+
+def _repeated_pairs(
+    graphs: tuple[Graph, Graph],
+    limits: tuple[Floats, Floats],
+    informed: list[Flags],
+    sides: list[_Builder],
+    whole_side: int,
+) -> Iterator[tuple[Indices, Indices, Floats]]:
+    """Yield pairs of values of which one holds the numbers of the other several times.
+
+    One program computes for a whole batch what the other one computes once and expands.
+    """
+    whole, part = graphs[whole_side].values, graphs[1 - whole_side].values
+    order = [
+        np.flatnonzero((sides[side].relation == NONE) & informed[side])
+        for side in (whole_side, 1 - whole_side)
+    ]
+    own, others = (
+        rows[np.argsort(values.statistics[rows, 0], kind="stable")]
+        for rows, values in zip(order, (whole, part), strict=True)
+    )
+    moments = [_moments(values, rows) for values, rows in ((whole, own), (part, others))]
+    size = moments[0][:, 0]
+    slack = 2 * limits[whole_side][own] * _units(whole.statistics[own])[:, 0]
+    starts = np.searchsorted(moments[1][:, 0], size - slack)
+    ends = np.searchsorted(moments[1][:, 0], size + slack, side="right")
+    for rows, positions in _windows(starts, ends):
+        counts = whole.numel[own[rows]], part.numel[others[positions]]
+        is_multiple = (counts[0] > counts[1]) & (counts[0] % np.maximum(counts[1], 1) == 0)
+        left, right = own[rows[is_multiple]], others[positions[is_multiple]]
+        limit = np.hypot(limits[whole_side][left], limits[1 - whole_side][right])
+        errors = same_numbers(
+            moments[0][rows[is_multiple]],
+            moments[1][positions[is_multiple]],
+            counts[1][is_multiple],
+            limit,
+        )
+        is_same = ~np.isnan(errors)
+        yield left[is_same], right[is_same], errors[is_same]
+
+
+def _moments(values: Values, rows: Indices) -> Floats:
+    """Return statistics that do not depend on how often each number is there."""
+    table, count = values.statistics[rows].copy(), np.maximum(values.numel[rows], 1)
+    table[:, STD] *= np.sqrt((count - 1) / count)
+    return table
+
+
+def same_numbers(reference: Floats, port: Floats, numel: Indices, limit: Floats) -> Floats:
+    """Return the largest error of the statistics of pairs; NaN where these are not the same.
+
+    Args:
+        reference, port: Statistics, shape (pairs, len(ORDER_FREE)).
+        numel, limit: Elements and largest relative error of each pair.
+    """
+    mean_limit = limit * np.minimum(1.0, DEVIATIONS / np.sqrt(np.maximum(numel, 1)))
+    allowed = np.repeat(np.maximum(mean_limit, SKETCH_ROUNDOFF)[:, None], MAX + 1, axis=1)
+    allowed[:, MIN:] = limit[:, None]
+    with np.errstate(invalid="ignore"):  # infinite statistics, of masked scores
+        errors = np.abs(reference - port) / np.maximum(_units(reference), _units(port))
+    is_same = (errors <= allowed).all(axis=1)
+    return np.where(is_same, errors.max(axis=1, initial=0.0), np.nan)
+
+
+def _units(statistics: Floats) -> Floats:
+    """Return the size that an error of each statistic is relative to."""
+    with np.errstate(all="ignore"):
+        root = np.sqrt(statistics[:, STD] ** 2 + statistics[:, MEAN] ** 2)
+        extreme = np.maximum(np.abs(statistics[:, MIN]), np.abs(statistics[:, MAX]))
+    units = np.stack([root, root, root, extreme, extreme], axis=1)
+    return np.where(units > 0, units, 1.0)
+
+
+def _find_parts(
+    graphs: tuple[Graph, Graph], informed: list[Flags], sides: list[_Builder], whole_side: int
+) -> None:
+    """Note values of one program that are put together of neighbors in the other.
+
+    Sums and sums of squares of parts add up to those of the whole: q, k and v beside one fused
+    weight, heads or experts as a list beside one tensor.
+    """
+    whole_graph, part_graph = graphs[whole_side], graphs[1 - whole_side]
+    open_rows = [
+        np.flatnonzero((side.relation == NONE) & flags)
+        for side, flags in zip(sides, informed, strict=True)
+    ]
+    wholes, parts = open_rows[whole_side], open_rows[1 - whole_side]
+    for is_leaf in (True, False):
+        own = wholes[(whole_graph.values.leaf[wholes] >= 0) == is_leaf]
+        for run in _runs(part_graph, parts[(part_graph.values.leaf[parts] >= 0) == is_leaf]):
+            spaced = _equally_spaced(whole_graph.values, own, part_graph.values, run)
+            for members in (run, *spaced):
+                _match_runs(
+                    (whole_graph, part_graph),
+                    own,
+                    members,
+                    (sides[whole_side], sides[1 - whole_side]),
+                )
+
+
+def _runs(graph: Graph, values: Indices) -> Iterator[Indices]:
+    """Yield values that may be parts of one whole, neighbors side by side: of leaves all, else
+    those of one line.
+    """
+    if not len(values):
+        return
+    makers = graph.values.maker[values]
+    if makers[0] < 0:
+        yield values
+        return
+    keys = np.stack([graph.nodes.operation[makers], graph.nodes.line[makers]], axis=1)
+    _, kind = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(kind.reshape(-1), kind="stable")
+    bounds = np.flatnonzero(np.diff(kind.reshape(-1)[order])) + 1
+    for rows in np.split(order, bounds):
+        run = values[rows]
+        if len(run) > 1:
+            yield run
+
+
+def _equally_spaced(
+    whole: Values, wholes: Indices, part: Values, run: Indices
+) -> Iterator[Indices]:
+    """Yield runs in which values of one size that come at equal distances are neighbors, if some of
+    them may add up to a whole.
+
+    A line that makes q, k and v of one head after the other, or is run for each layer and each
+    sample, makes the parts of several wholes in turn.
+    """
+    for size in np.unique(part.numel[run]).tolist():
+        same = run[part.numel[run] == size]
+        if 1 < len(same) < len(run):
+            yield same
+        counts = whole.numel[wholes] // size
+        fits = (whole.numel[wholes] % size == 0) & (counts > 1) & (counts <= len(same))
+        magnitudes, own = _totals(part, same)[:, 0], wholes[fits]
+        targets = {
+            count: np.sort(_totals(whole, own[counts[fits] == count])[:, 0])
+            for count in np.unique(counts[fits]).tolist()
+        }
+        most = min(len(same) // 2, _PAIRS_AT_ONCE // len(same)) if targets else 0
+        for distance in range(2, most + 1):
+            order = np.concatenate(
+                [np.arange(first, len(same), distance) for first in range(distance)]
+            )
+            sums = np.concatenate([[0], np.cumsum(magnitudes[order])])
+            if any(_has_near(sums[n:] - sums[:-n], near) for n, near in targets.items()):
+                yield same[order]
+
+
+def _has_near(sums: Floats, targets: Floats) -> bool:
+    """Return whether one of the sums is a target; these are sorted."""
+    place = np.searchsorted(targets, sums * (1 - STATISTICS_ERROR))
+    nearest = targets[np.minimum(place, len(targets) - 1)]
+    return bool(((place < len(targets)) & (nearest <= sums * (1 + STATISTICS_ERROR))).any())
+
+
+def _match_runs(
+    graphs: tuple[Graph, Graph],
+    wholes: Indices,
+    run: Indices,
+    sides: tuple[_Builder, _Builder],
+) -> None:
+    """Note wholes of the first graph that neighbors in a run of the second one add up to."""
+    numel = graphs[1].values.numel[run]
+    ends = np.concatenate([[0], np.cumsum(numel)])
+    sums = np.concatenate([np.zeros((1, 3)), np.cumsum(_totals(graphs[1].values, run), axis=0)])
+    sizes = graphs[0].values.numel[wholes]
+    for size in np.unique(sizes[(sizes <= ends[-1]) & (sizes > numel.min())]).tolist():
+        stops = np.searchsorted(ends, ends[:-1] + size)
+        starts = np.flatnonzero(stops < len(ends))
+        stops = stops[starts]
+        is_window = (ends[stops] - ends[starts] == size) & (stops - starts > 1)
+        starts, stops = starts[is_window], stops[is_window]
+        if not len(starts):
+            continue
+        windows = sums[stops] - sums[starts]
+        order = np.argsort(windows[:, 0], kind="stable")
+        own = wholes[sizes == size]
+        targets = _totals(graphs[0].values, own)
+        lowest = np.searchsorted(windows[order, 0], targets[:, 0] * (1 - STATISTICS_ERROR))
+        highest = np.searchsorted(
+            windows[order, 0], targets[:, 0] * (1 + STATISTICS_ERROR), "right"
+        )
+        for rows, positions in _windows(lowest, highest):
+            chosen = order[positions]
+            # sums may cancel: their error is relative to that of the magnitudes
+            scale = np.maximum(targets[rows][:, [0, 0, 2]], 1e-300)
+            errors = (np.abs(windows[chosen] - targets[rows]) / scale).max(axis=1)
+            fits = np.flatnonzero(errors <= STATISTICS_ERROR)
+            for row, window, error in zip(rows[fits], chosen[fits], errors[fits], strict=True):
+                members = run[starts[window] : stops[window]]
+                sides[0].assign(own[[row]], members[:1], np.array([error]), PART)
+                # the smallest whole says most of a part
+                known = sides[1].partner[members]
+                is_new = (known == NOTHING) | (graphs[0].values.numel[known] > size)
+                members = members[is_new]
+                count = len(members)
+                sides[1].assign(members, np.full(count, own[row]), np.full(count, error), PART)
+
+
+def _totals(values: Values, rows: Indices) -> Floats:
+    """Return the sums of magnitudes, of numbers and of squares of values, shape (rows, 3)."""
+    count, table = values.numel[rows].astype(np.float64), values.statistics[rows]
+    table = np.where(np.isfinite(table), table, 0.0)
+    squares = table[:, STD] ** 2 * (count - 1) + table[:, MEAN] ** 2 * count
+    totals = np.stack([table[:, 0] * count, table[:, MEAN] * count, squares], axis=1)
+    return totals

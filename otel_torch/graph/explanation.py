@@ -1,0 +1,186 @@
+"""What differs between the two programs at a fault, as data: no words, no names that it knows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Literal
+
+from otel_torch.graph.equality import REORDERED
+from otel_torch.graph.states import ComparedProgram
+
+Kind = Literal[
+    "arguments",  # the same operation with other arguments
+    "operation",  # another operation on the same operands
+    "exchanged",  # the same operands in another order
+    "operand",  # one operand is another value
+    "missing",  # the port reads less than the reference
+    "extra",  # the port reads more
+    "order",  # the same numbers in another order
+    "cast",  # a change of dtype that the other one does not make
+    "random",  # both draw numbers
+    "leaf",  # a parameter, buffer, input or constant has another content
+    "end",  # the programs return other values of those that both compute
+    "other",  # none of these alone
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What differs.
+
+    Attributes:
+        kind: The difference, if it is a simple one.
+        reference, port: What stands on each side: the differing arguments, names of operations,
+            or values (numbers) that only one side reads.
+    """
+
+    kind: Kind
+    reference: tuple[Any, ...] = field(default=())
+    port: tuple[Any, ...] = field(default=())
+
+
+def explain(
+    reference: ComparedProgram,
+    port: ComparedProgram,
+    regions: tuple[list[int], list[int]],
+    sources: tuple[int | None, int | None],
+) -> Explanation:
+    """Compare the regions of a fault.
+
+    Args:
+        reference, port: Both programs.
+        regions: The nodes of each region, in the order of execution.
+        sources: Where each region begins to be wrong: a node, or a leaf as -1 - value.
+    """
+    programs = reference, port
+    own, other = sources
+    if own is not None and other is not None and own < 0 and other < 0:
+        is_order = port.side.relation[-1 - other] == REORDERED
+        return Explanation("order" if is_order else "leaf", (-1 - own,), (-1 - other,))
+    if all(p.graph.nodes.random[region].any() for p, region in zip(programs, regions, strict=True)):
+        return Explanation("random", _names(reference, regions[0]), _names(port, regions[1]))
+    if own is not None and other is not None and own >= 0 and other >= 0:
+        simple = _compare_nodes(programs, own, other)
+        if simple is not None:
+            return simple
+    return _compare_regions(programs, regions)
+
+
+def _compare_nodes(
+    programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int
+) -> Explanation | None:
+    """Return what differs between two nodes that should do the same; None if that is not simple."""
+    reference, port = programs
+    operands = reference.operands(own), port.operands(other)
+    if reference.operation[own] != port.operation[other]:
+        is_same = Counter(operands[0]) == Counter(operands[1])
+        if is_same and not any(
+            p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True)
+        ):
+            return Explanation("operation", _names(reference, [own]), _names(port, [other]))
+        return None
+    if reference.argument[own] != port.argument[other]:
+        kind: Kind = "order" if reference.graph.nodes.moves[own] else "arguments"
+        return Explanation(kind, *_differing_arguments(programs, own, other))
+    if operands[0] == operands[1]:
+        return None
+    kind = "exchanged" if Counter(operands[0]) == Counter(operands[1]) else "operand"
+    return Explanation(
+        kind,
+        _values_only(reference, own, operands[1]),
+        _values_only(port, other, operands[0]),
+    )
+
+
+def _compare_regions(
+    programs: tuple[ComparedProgram, ComparedProgram], regions: tuple[list[int], list[int]]
+) -> Explanation:
+    reference, port = programs
+    only = _without_common(programs, regions)
+    if not any(only):
+        return Explanation("other")
+    for own in only[0]:
+        for other in only[1]:
+            if reference.operation[own] == port.operation[other]:
+                simple = _compare_nodes(programs, own, other)
+                if simple is not None:
+                    return simple
+    names = _names(reference, only[0]), _names(port, only[1])
+    nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
+    if all(table.moves[node] for table, node in nodes):
+        return Explanation("order", *names)
+    read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
+    if read[0] - read[1] and not read[1] - read[0]:
+        return Explanation("missing", _names(reference, _readers(reference, only[0], read[1])))
+    if read[1] - read[0] and not read[0] - read[1]:
+        return Explanation("extra", (), _names(port, _readers(port, only[1], read[0])))
+    if any(table.casts[node] for table, node in nodes):
+        return Explanation("cast", *names)
+    return Explanation("operation", *names)
+
+
+def _readers(program: ComparedProgram, nodes: list[int], known: set[int]) -> list[int]:
+    """Return the nodes that read a right value that the other side does not."""
+    chosen = [node for node in nodes if set(program.operands(node)) - known - {-1}]
+    return chosen or nodes
+
+
+def _names(program: ComparedProgram, nodes: list[int]) -> tuple[str, ...]:
+    graph = program.graph
+    return tuple(graph.operations[graph.nodes.operation[node]] for node in nodes)
+
+
+def _without_common(
+    programs: tuple[ComparedProgram, ComparedProgram], regions: tuple[list[int], list[int]]
+) -> tuple[list[int], list[int]]:
+    """Drop nodes that do the same to the same right values on both sides."""
+    keys = [
+        [p.signature(node) for node in region] for p, region in zip(programs, regions, strict=True)
+    ]
+    common = Counter(keys[0]) & Counter(keys[1])
+    rest: tuple[list[int], list[int]] = ([], [])
+    for side in (0, 1):
+        left = common.copy()
+        for node, key in zip(regions[side], keys[side], strict=True):
+            if left[key]:
+                left[key] -= 1
+            else:
+                rest[side].append(node)
+    return rest
+
+
+def _right_groups(program: ComparedProgram, nodes: list[int]) -> set[int]:
+    return {group for node in nodes for group in program.operands(node)} - {-1}
+
+
+def _values_only(program: ComparedProgram, node: int, others: tuple[int, ...]) -> tuple[int, ...]:
+    groups = program.operands(node)
+    if Counter(groups) == Counter(others):
+        return tuple(program.reads[node])
+    return tuple(
+        read for read, group in zip(program.reads[node], groups, strict=True) if group not in others
+    )
+
+
+# an argument that only the other side has
+_ABSENT = object()
+
+
+def _differing_arguments(
+    programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the arguments that differ, in order."""
+    texts = [
+        p.graph.arguments[p.graph.nodes.argument[node]]
+        for p, node in zip(programs, (own, other), strict=True)
+    ]
+    lists = [json.loads(text) for text in texts]
+    if any(type(items) is not list for items in lists):
+        return (lists[0],), (lists[1],)
+    pairs = [(a, b) for a, b in zip_longest(*lists, fillvalue=_ABSENT) if a != b]
+    return tuple(a for a, _ in pairs if a is not _ABSENT), tuple(
+        b for _, b in pairs if b is not _ABSENT
+    )

@@ -1,0 +1,25 @@
+"""Which shapes hold the same elements in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from operator import mul
+
+
+def have_same_order(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether one shape is the other with neighboring axes merged.
+
+    The order of elements is then the same.
+
+    >>> have_same_order((2, 6, 8), (1, 2, 48)), have_same_order((2, 6, 8), (6, 2, 8))
+    (True, False)
+    """
+    products, others = _partial_products(shape), _partial_products(other)
+    return prod(shape) == prod(other) and (products <= others or others <= products)
+
+
+def _partial_products(shape: Sequence[int]) -> set[int]:
+    """Return the products of the first axes: those after which a merged axis may end."""
+    return set(accumulate((size for size in shape if size != 1), mul))

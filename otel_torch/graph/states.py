@@ -1,0 +1,166 @@
+"""The state of each value beside the other program: right, doubtful or wrong.
+
+Nobody is accused on a doubtful value: doubt only flows through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_torch.graph.equality import (
+    EQUAL,
+    NONE,
+    PART,
+    REORDERED,
+    Side,
+    has_information,
+)
+from otel_torch.graph.error_model import (
+    MOST_ERROR,
+    STATISTICS_ERROR,
+    arriving_errors,
+)
+from otel_torch.graph.graph import MEAN, STD, Flags, Floats, Graph, Indices
+
+RIGHT, DOUBTFUL, WRONG = range(3)
+STATE_NAMES = ("right", "doubtful", "wrong")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedProgram:
+    """One of the two programs, with what is known of its values.
+
+    Attributes:
+        graph: The program.
+        state: RIGHT, DOUBTFUL or WRONG, per value.
+        arriving: How far each value may be off by what it was made from, relative L2.
+        is_informed: Which values can identify a place.
+        is_sure: Which values are right beyond their mean: the error is within the limit of what
+            varies in them. Weights of a norm are all close to one.
+        side: Which values of the other program they equal.
+        same_numbers: Where both programs have the same numbers, though in parts or in another
+            order, the group of the whole, or of the reference's value; -1 for others.
+        operation, argument: Labels of nodes, numbered alike in both programs.
+        readers: The nodes that read each value.
+        reads, makes: Those of the nodes, as lists.
+    """
+
+    graph: Graph
+    state: Indices
+    arriving: Floats
+    is_informed: Flags
+    is_sure: Flags
+    side: Side
+    same_numbers: list[int]
+    operation: list[int]
+    argument: list[int]
+    readers: list[list[int]]
+    reads: list[list[int]]
+    makes: list[list[int]]
+    maker: list[int]
+
+    def label(self, node: int) -> tuple[int, int]:
+        """Return what a node does: its operation and arguments without operands."""
+        return self.operation[node], self.argument[node]
+
+    def operands(self, node: int) -> tuple[int, ...]:
+        """Return the groups of what a node reads; -1 for values that are not right."""
+        return tuple(
+            int(self.side.group[read]) if read >= 0 and self.state[read] == RIGHT else -1
+            for read in self.reads[node]
+        )
+
+    def signature(self, node: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """Return what a node does to what: its label and its operands."""
+        return self.label(node), self.operands(node)
+
+
+def make_programs(
+    graphs: tuple[Graph, Graph],
+    sides: tuple[Side, Side],
+    limits: tuple[Floats, Floats],
+    has_noise: bool,
+) -> tuple[ComparedProgram, ComparedProgram]:
+    """Return both programs with the states of their values."""
+    operations: dict[str, int] = {}
+    arguments: dict[str, int] = {}
+    programs = []
+    for place, (graph, side, limit) in enumerate(zip(graphs, sides, limits, strict=True)):
+        names = [operations.setdefault(name, len(operations)) for name in graph.operations]
+        texts = [arguments.setdefault(text, len(arguments)) for text in graph.arguments]
+        pair_limit = np.hypot(limit, limits[1 - place][side.partner])
+        arriving, jumps = np.zeros(len(limit)), np.zeros(len(limit), bool)
+        if not has_noise:  # which has measured it
+            equal = np.where(side.relation == EQUAL, side.error, np.nan)
+            arriving, jumps = arriving_errors(graph, equal, limit)
+        informed = has_information(graph.values) & (np.maximum(limit, arriving) < MOST_ERROR)
+        state = states(graph, side, informed, jumps)
+        programs.append(
+            ComparedProgram(
+                graph,
+                state,
+                arriving,
+                informed,
+                (state == RIGHT) & informed & _is_equal_in_variation(graph, side, pair_limit),
+                side,
+                _same_numbers(graphs, sides, place).tolist(),
+                [names[index] for index in graph.nodes.operation.tolist()],
+                [texts[index] for index in graph.nodes.argument.tolist()],
+                graph.readers().lists(),
+                graph.nodes.reads.lists(),
+                graph.nodes.makes.lists(),
+                graph.values.maker.tolist(),
+            )
+        )
+    return programs[0], programs[1]
+
+
+def _same_numbers(graphs: tuple[Graph, Graph], sides: tuple[Side, Side], place: int) -> Indices:
+    """Return what `ComparedProgram.same_numbers` says of one side's values."""
+    side, partner = sides[place], sides[place].partner
+    numel = [graph.values.numel for graph in graphs]
+    size = numel[1 - place][partner]
+    # where limits are coarse, wrong numbers may have nearly the statistics of right ones: all that
+    # a norm makes have always the same deviation
+    is_same = np.isin(side.relation, (REORDERED, PART)) & (side.error <= STATISTICS_ERROR)
+    is_led = np.where(side.relation == PART, size > numel[place], place == 1)
+    group = np.where(is_led, sides[1 - place].group[partner], side.group)
+    return np.where(is_same, group, -1)
+
+
+def states(graph: Graph, side: Side, informed: Flags, jumps: Flags) -> Indices:
+    """Return the state of each value.
+
+    Right: equal to some value of the other program. Doubtful: the same numbers in another order,
+    part of a whole, too little information to say so, or moved from a right value without being
+    equal itself. Wrong: none of these.
+    """
+    state = np.full(len(graph.values), WRONG, np.int64)
+    state[(side.relation != NONE) | ~informed | (graph.values.numel < 0)] = DOUBTFUL
+    state[side.relation == EQUAL] = RIGHT
+    state[jumps] = DOUBTFUL
+    _doubt_moves(graph, state)
+    return state
+
+
+def _is_equal_in_variation(graph: Graph, side: Side, limits: Floats) -> Flags:
+    """Return which values are within the limit of their deviation from their mean."""
+    mean, deviation = graph.values.statistics[:, MEAN], graph.values.statistics[:, STD]
+    with np.errstate(all="ignore"):
+        equal: Flags = side.error * np.hypot(mean, deviation) <= limits * deviation
+    return equal
+
+
+def _doubt_moves(graph: Graph, state: Indices) -> None:
+    """Make moved values doubtful where they would be wrong and nothing that was moved is."""
+    nodes = graph.nodes
+    moves = np.flatnonzero(nodes.moves)
+    if not len(moves):
+        return
+    makes = nodes.makes
+    for node in moves.tolist():
+        reads, made = nodes.reads[node], makes[node]
+        if (state[made] == WRONG).any() and (state[reads[reads >= 0]] != WRONG).all():
+            state[made] = np.where(state[made] == WRONG, DOUBTFUL, state[made])

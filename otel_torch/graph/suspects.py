@@ -1,0 +1,208 @@
+"""Which doubtful place before a source is the fault instead of it.
+
+A mask or a small tensor says too little to be called wrong, so the first place that surely is wrong
+may be the one that uses it. Comparing the two programs tells more than either alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from otel_torch.graph.blame import Doubt, DoubtSource, what_is_before
+from otel_torch.graph.equality import REORDERED
+from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.states import RIGHT, ComparedProgram
+
+
+def blame_other_numbers(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    sources: list[list[DoubtSource]],
+    doubts: list[Doubt],
+) -> list[list[DoubtSource]]:
+    """Blame what both programs compute from the same right values, but with other numbers.
+
+    `lt(distance, 4)` beside `lt(distance, 3)`: other ways to write the same use other operations.
+    A suspect of either program is enough. The other one's result may even pass for right, as that
+    of `add(variance, 1e-6)` does, which is almost the variance.
+    """
+    operations = [_by_operands(program) for program in programs]
+    blamed: list[set[int]] = [set(), set()]
+    for side, program in enumerate(programs):
+        for source in sources[side]:
+            for node in (source.origin, *source.suspects):
+                key = _operation_on(program, node)
+                others = operations[1 - side].get(key, []) if key is not None else []
+                arguments = {programs[1 - side].argument[other] for other in others}
+                if others and program.argument[node] not in arguments:
+                    blamed[side].add(node)
+                    blamed[1 - side].add(others[0])
+    return _move(programs, sources, doubts, blamed)
+
+
+def blame_other_orders(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    sources: list[list[DoubtSource]],
+    doubts: list[Doubt],
+) -> list[list[DoubtSource]]:
+    """Blame what puts the same numbers into another order within one shape.
+
+    A layout has another shape. A legal exchange, of channels or of text and image, is acquitted by
+    what comes after it: both programs have its numbers, too.
+    """
+    blamed: list[set[int]] = [set(), set()]
+    for side in (0, 1):
+        for node in dict.fromkeys(node for source in sources[side] for node in source.suspects):
+            partner = _reordered_partner(programs, side, node)
+            if partner != NOTHING and not _is_carried_on(programs[side], doubts[side], node):
+                blamed[side].add(node)
+                blamed[1 - side].add(programs[1 - side].maker[partner])
+    return _move(programs, sources, doubts, blamed)
+
+
+def _is_carried_on(program: ComparedProgram, doubt: Doubt, origin: int) -> bool:
+    """Return whether the other program has numbers that were computed from an origin in doubt."""
+    bit, moves = doubt.bit(origin), program.graph.nodes.moves
+    return any(
+        program.same_numbers[value] >= 0
+        and program.maker[value] not in (origin, NOTHING)
+        and not moves[program.maker[value]]
+        and any(bits & bit for bits in tiers)
+        for value, tiers in doubt.tiers.items()
+    )
+
+
+def _reordered_partner(
+    programs: tuple[ComparedProgram, ComparedProgram], side: int, node: int
+) -> int:
+    """Return the other program's value that has the numbers of a node's in another order, but in
+    the same shape; NOTHING if there is none.
+    """
+    program, value = programs[side], programs[side].makes[node][0] if node >= 0 else NOTHING
+    if value == NOTHING or program.side.relation[value] != REORDERED:
+        return NOTHING
+    partner = int(program.side.partner[value])
+    shapes = program.graph.values.shape[value], programs[1 - side].graph.values.shape[partner]
+    own, other = ([size for size in shape if size != 1] for shape in shapes)
+    return partner if own == other else NOTHING
+
+
+def _by_operands(program: ComparedProgram) -> dict[tuple[int, tuple[int, ...]], list[int]]:
+    """Return the nodes by their operation and operands, where all of these are right."""
+    nodes: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for node in range(len(program.reads)):
+        key = _operation_on(program, node)
+        if key is not None:
+            nodes.setdefault(key, []).append(node)
+    return nodes
+
+
+def _operation_on(program: ComparedProgram, node: int) -> tuple[int, tuple[int, ...]] | None:
+    """Return an operation with its operands; None if one of them is not known to be right."""
+    if node < 0 or program.graph.nodes.moves[node]:
+        return None
+    operands = program.operands(node)
+    return (program.operation[node], operands) if operands and -1 not in operands else None
+
+
+def _move(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    sources: list[list[DoubtSource]],
+    doubts: list[Doubt],
+    blamed: list[set[int]],
+) -> list[list[DoubtSource]]:
+    """Move sources to what is blamed before them or for what they read."""
+    return [
+        _once(
+            [
+                _moved_to(programs[side], doubts[side], source, blamed[side])
+                for source in sources[side]
+            ]
+        )
+        for side in (0, 1)
+    ]
+
+
+def _moved_to(
+    program: ComparedProgram, doubt: Doubt, source: DoubtSource, blamed: set[int]
+) -> DoubtSource:
+    if source.origin < 0 or source.origin in blamed:
+        return source
+    makers = (program.maker[read] for read in program.reads[source.origin] if read >= 0)
+    for node in (*source.suspects, *makers):
+        if node in blamed:
+            strong = doubt.members(doubt.of(program.reads[node])[0])
+            suspects, cleared = what_is_before(program, doubt, node)
+            return replace(source, origin=node, suspects=strong + suspects, cleared=cleared)
+    return source
+
+
+def blame_suspects_of_twins(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    sources: list[list[DoubtSource]],
+    doubts: list[Doubt],
+) -> list[list[DoubtSource]]:
+    """Blame what is doubtful before sources that have a twin on the other side.
+
+    Twins do the same to the same right values. So they differ in what no evidence calls right. This
+    goes on as long as what is blamed has a twin itself.
+    """
+    while True:
+        keys = [
+            [_twin_key(program, source) for source in side]
+            for program, side in zip(programs, sources, strict=True)
+        ]
+        twins = (set(keys[0]) & set(keys[1])) - {None}
+        resolved = [
+            [
+                _blame_suspect(programs[side], doubts[side], source) if key in twins else source
+                for source, key in zip(sources[side], keys[side], strict=True)
+            ]
+            for side in (0, 1)
+        ]
+        resolved = [_once(side) for side in resolved]
+        if [list(map(id, side)) for side in resolved] == [list(map(id, side)) for side in sources]:
+            return sources
+        sources = resolved
+
+
+def _blame_suspect(program: ComparedProgram, doubt: Doubt, source: DoubtSource) -> DoubtSource:
+    """Return the first suspect before a source, or the source if there is none."""
+    if not source.suspects:
+        return source
+    origin = source.suspects[0]
+    suspects, cleared = what_is_before(program, doubt, origin)
+    return replace(source, origin=origin, suspects=suspects, cleared=cleared)
+
+
+def _once(sources: list[DoubtSource]) -> list[DoubtSource]:
+    """Drop sources that an earlier one repeats."""
+    first: dict[int, DoubtSource] = {}
+    for source in sources:
+        first.setdefault(source.origin, source)
+    return list(first.values())
+
+
+def _twin_key(program: ComparedProgram, source: DoubtSource) -> object:
+    """Return what a source does to which values, as far as these are known; None for leaves."""
+    if source.origin < 0:
+        return None
+    operands = tuple(_known_operand(program, read) for read in program.reads[source.origin])
+    return program.label(source.origin), operands
+
+
+def _known_operand(program: ComparedProgram, value: int) -> int:
+    """Return the group of a value or of what it was moved from.
+
+    Of a value whose numbers both programs have, in another order or in parts, it is that of the
+    reference's value, or of the whole.
+    """
+    while value >= 0 and program.state[value] != RIGHT:
+        if program.same_numbers[value] >= 0:
+            return program.same_numbers[value]
+        node = program.maker[value]
+        if node < 0 or not program.graph.nodes.moves[node] or len(program.reads[node]) != 1:
+            return NOTHING
+        value = program.reads[node][0]
+    if value < 0 or not program.is_informed[value]:
+        return NOTHING
+    return int(program.side.group[value])

@@ -1,0 +1,1 @@
+"""Recordings of operations: from rows to graphs that can be compared."""

@@ -1,0 +1,327 @@
+"""Compare two recordings of operations, and report their faults by line.
+
+recordings -> graphs -> GraphComparison (otel_torch/graph) -> findings -> Report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
+from otel_torch.graph.graph import NOTHING, Graph
+from otel_torch.graph.states import RIGHT, WRONG
+from otel_torch.parity.before_the_run import setup_differences
+from otel_torch.parity.environment import environment_differences
+from otel_torch.parity.finding import (
+    CodeLine,
+    ComparedPair,
+    Finding,
+    Kind,
+    ListedOperation,
+    Region,
+    Report,
+    Side,
+    State,
+    UncomparedTensor,
+)
+from otel_torch.parity.loaded_recording import captures_of, selection_of
+from otel_torch.parity.operations.coarser_dtype import warn_of_coarser_dtype
+from otel_torch.parity.operations.explain_difference import explain_difference
+from otel_torch.parity.operations.labels import code_line
+from otel_torch.parity.operations.list_operations import list_operations
+from otel_torch.parity.operations.read_graph import RecordedGraph, RecordedPlace, read_graph
+from otel_torch.parity.sides import Sides
+from otel_torch.recording.metadata import describe_early_end, read_metadata
+from otel_torch.rendering.words import plural
+
+_WEIGHTS = ("parameter", "buffer")
+
+
+def hold_operations(paths: Sides[Path]) -> bool:
+    """Return whether both recordings are files that hold operations."""
+    return all(
+        path.is_file() and "graph" in captures_of(read_metadata(path, lambda text: None))
+        for path in paths
+    )
+
+
+def compare_operations(
+    paths: Sides[Path],
+    noise: Path | None,
+    progress: Callable[[str], None] = lambda text: None,
+    further_ranks: Sequence[Path] = (),
+) -> Report:
+    """Compare two recordings made with OTEL_TORCH_CAPTURE=graph.
+
+    Args:
+        further_ranks: The recordings of the port's other ranks, if the reference is one process.
+        noise: The reference recorded again with OTEL_TORCH_NOISE, if any.
+        progress: Called with a short text from time to time.
+
+    Raises:
+        RecordingError: A file cannot be read.
+        ValueError: A recording holds no operations, or `noise` is of another program.
+    """
+    progress("reading operations")
+    recorded = Sides(read_graph(paths.reference), read_graph(paths.port, *further_ranks))
+    noisy = None if noise is None else read_graph(noise).graph
+    progress("comparing operations")
+    comparison = compare_graphs(recorded.reference.graph, recorded.port.graph, noisy)
+    report = report_comparison(paths, recorded, comparison)
+    if hidden := len(comparison.faults) - len(report.introduced):
+        report.warnings.append(
+            f"{plural(hidden, 'further place')} may be at fault or another way to write the same: "
+            "what comes after the first finding does not tell. Mend that, and compare again"
+        )
+    return report
+
+
+def report_comparison(
+    paths: Sides[Path], recorded: Sides[RecordedGraph], comparison: GraphComparison
+) -> Report:
+    """Return what a comparison of two recordings says.
+
+    Raises:
+        RecordingError: The metadata of a recording cannot be read.
+    """
+    report = Report(
+        "match", reference=str(paths.reference), port=str(paths.port), by_operations=True
+    )
+    metas = paths.map(lambda path: read_metadata(path, report.warnings.append))
+    report.environment = environment_differences(*metas)
+    report.setup = setup_differences(*metas)
+    report.selections = selection_of(metas.reference), selection_of(metas.port)
+    for path, meta in zip(paths, metas, strict=True):
+        for early in describe_early_end(path, meta):
+            report.leave_out(early)
+    if coarser := warn_of_coarser_dtype(*comparison.graphs):
+        report.warnings.append(coarser)
+    report.pairs = int((comparison.partners[1] != NOTHING).sum())
+    if not any(pair.is_right or pair.error < np.inf for pair in comparison.ends):
+        report.verdict = "incomparable"
+        report.reason = _why_incomparable(comparison)
+        return report
+    report.compared = _compared_pairs(comparison, recorded)
+    for side, names in zip(("reference", "port"), comparison.unpaired_ends, strict=True):
+        for name in names:
+            report.unpaired[side].append(UncomparedTensor("", "", name))
+    faults = [
+        fault for fault in comparison.faults if fault is comparison.faults[0] or _is_sure(fault)
+    ]
+    report.introduced = [make_finding(comparison, fault, recorded) for fault in faults]
+    report.first = next(iter(report.introduced), None)
+    if comparison.faults:
+        report.operations = region_operations(comparison, comparison.faults[0])
+    if not comparison.is_match:
+        report.verdict = "diverged"
+    report.judge_whole()
+    return report
+
+
+def region_operations(
+    comparison: GraphComparison, fault: GraphFault
+) -> tuple[list[ListedOperation], list[ListedOperation]]:
+    """Return the operations of a fault's region in the reference and in the port."""
+    reference, port = (
+        list_operations(graph, () if place is None else place.region or place.nodes[:1], states)
+        for graph, place, states in zip(
+            comparison.graphs, fault.places, comparison.states, strict=True
+        )
+    )
+    return reference, port
+
+
+def _why_incomparable(comparison: GraphComparison) -> str:
+    if any(graph.is_cut for graph in comparison.graphs):
+        return "one of the programs goes on after what was recorded of it: record more steps"
+    if not comparison.ends:
+        return "one of the programs returned nothing that was recorded"
+    text = "no output of one program has the size of the other's: they compute different things"
+    shapes, shapes_of_port = map(_input_shapes, comparison.graphs)
+    for name, shape in shapes.items():
+        if name in shapes_of_port and shapes_of_port[name] != shape:
+            own, its = list(shape), list(shapes_of_port[name])
+            text += f"; input `{name}` has shape {own} in the reference and {its} in the port"
+    return text
+
+
+def _input_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs that have a name; of several the first."""
+    values = graph.values
+    inputs = [
+        value
+        for value in np.flatnonzero(values.leaf != NOTHING).tolist()
+        if graph.leaf_kinds[values.leaf[value]] == "input" and values.name[value]
+    ]
+    return {values.name[value]: values.shape[value] for value in reversed(inputs)}
+
+
+# -- findings
+
+
+def _is_sure(fault: GraphFault) -> bool:
+    """Return whether a fault behind the first one is no mere suspicion."""
+    return fault.is_certain and None not in fault.places
+
+
+class _Half(NamedTuple):
+    """What a fault is in one program; nothing where that program has no place."""
+
+    recorded: RecordedPlace = RecordedPlace()
+    side: Side | None = None
+    line: CodeLine | None = None
+    region: tuple[CodeLine, CodeLine] | None = None
+
+
+def make_finding(
+    comparison: GraphComparison, fault: GraphFault, recorded: Sides[RecordedGraph]
+) -> Finding:
+    """Return a fault in the names of both programs."""
+    reference = _half(comparison.graphs[0], fault.reference, recorded.reference.places)
+    port = _half(comparison.graphs[1], fault.port, recorded.port.places)
+    return Finding(
+        model=reference.recorded.model,
+        module=reference.recorded.module,
+        tensor=reference.recorded.tensor,
+        loop=reference.recorded.loop,
+        step=reference.recorded.step,
+        call=reference.recorded.call,
+        phase=reference.recorded.phase or port.recorded.phase,
+        port_model=port.recorded.model,
+        port_module=port.recorded.module,
+        port_tensor=port.recorded.tensor,
+        port_loop=port.recorded.loop,
+        port_step=port.recorded.step,
+        port_call=port.recorded.call,
+        rank=None,
+        side=reference.side,
+        port_side=port.side,
+        kind=_kind(comparison, fault),
+        error=fault.error,
+        floor=fault.limit,
+        explanation=explain_difference(comparison, fault),
+        before="right" if fault.is_certain else "partly",
+        line=reference.line,
+        port_line=port.line,
+        region=Region(reference.region, port.region),
+    )
+
+
+def _half(graph: Graph, place: FaultPlace | None, places: list[RecordedPlace]) -> _Half:
+    if place is None:
+        return _Half()
+    return _Half(
+        _recorded_place(graph, place, places),
+        _side(graph, place),
+        _line(graph, place),
+        _region(graph, place),
+    )
+
+
+def _recorded_place(graph: Graph, place: FaultPlace, places: list[RecordedPlace]) -> RecordedPlace:
+    """Return where the first value at fault was recorded."""
+    if place.leaf == NOTHING:
+        if not place.nodes:
+            return RecordedPlace()
+        made = graph.nodes.makes[place.nodes[0]]
+        return places[int(made[0])] if len(made) else RecordedPlace()
+    recorded = places[place.leaf]
+    if graph.leaf_kinds[graph.values.leaf[place.leaf]] in _WEIGHTS:
+        return recorded._replace(tensor=f"param.{graph.values.name[place.leaf]}")
+    return recorded
+
+
+def _side(graph: Graph, place: FaultPlace) -> Side:
+    if place.leaf == NOTHING:
+        return "output"
+    kind = graph.leaf_kinds[graph.values.leaf[place.leaf]]
+    return "parameter" if kind in _WEIGHTS else "input"
+
+
+def _kind(comparison: GraphComparison, fault: GraphFault) -> Kind:
+    if fault.reference is None or fault.port is None:
+        return "missing"
+    leaves = [
+        place.leaf != NOTHING and graph.leaf_kinds[graph.values.leaf[place.leaf]] in _WEIGHTS
+        for graph, place in zip(comparison.graphs, (fault.reference, fault.port), strict=True)
+    ]
+    if any(leaves):
+        return "weights"
+    return "layout" if fault.explanation.kind == "order" else "value"
+
+
+def _line(graph: Graph, place: FaultPlace) -> CodeLine | None:
+    if place.leaf != NOTHING:
+        return code_line(graph, int(graph.values.line[place.leaf]))
+    return code_line(graph, int(graph.nodes.line[place.nodes[0]])) if place.nodes else None
+
+
+def _region(graph: Graph, place: FaultPlace) -> tuple[CodeLine, CodeLine] | None:
+    """Return the first and the last line of a region, in the function where it begins."""
+    own = _line(graph, place)
+    nodes = place.region or place.nodes[:1]
+    lines = [code_line(graph, int(graph.nodes.line[node])) for node in nodes]
+    known = [line for line in lines if line is not None]
+    if own is not None:
+        known = [x for x in known if (x.file, x.function) == (own.file, own.function)] or [own]
+    known.sort(key=lambda line: line.line)
+    return (known[0], known[-1]) if known else None
+
+
+# -- pairs
+
+
+def _compared_pairs(
+    comparison: GraphComparison, recorded: Sides[RecordedGraph]
+) -> list[ComparedPair]:
+    """Return each value of the reference beside the one of the port that it is most like."""
+    partners, states = comparison.partners[0], comparison.states[0]
+    errors, limits = comparison.errors[0], comparison.limits
+    named = [_values_at_fault(comparison, side) for side in (0, 1)]
+    pairs: list[ComparedPair] = []
+    for value in np.flatnonzero((partners != NOTHING) & (states != WRONG)).tolist():
+        partner = int(partners[value])
+        own, other = recorded.reference.places[value], recorded.port.places[partner]
+        if own.model is None or other.model is None:
+            continue
+        error = float(errors[value])
+        state: State = "right" if states[value] == RIGHT else "layout"
+        if value in named[0] or partner in named[1]:
+            state = "introduced"
+        pairs.append(
+            ComparedPair(
+                model=own.model,
+                module=own.module or "",
+                tensor=own.tensor or "",
+                side="output",
+                loop=own.loop,
+                step=own.step,
+                call=own.call,
+                port_model=other.model,
+                port_module=other.module or "",
+                port_tensor=other.tensor or "",
+                port_side="output",
+                port_loop=other.loop,
+                port_step=other.step,
+                port_call=other.call,
+                depth=len(pairs),
+                error=None if np.isnan(error) else error,
+                floor=float(np.hypot(limits[0][value], limits[1][partner])),
+                state=state,
+            )
+        )
+    return pairs
+
+
+def _values_at_fault(comparison: GraphComparison, side: int) -> set[int]:
+    """Return what is made, or read, at the places of faults in one program."""
+    places = [fault.places[side] for fault in comparison.faults]
+    makes = comparison.graphs[side].nodes.makes
+    made = {
+        int(value) for place in places if place for node in place.nodes for value in makes[node]
+    }
+    return made | {place.leaf for place in places if place}

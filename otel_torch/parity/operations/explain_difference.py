@@ -1,0 +1,149 @@
+"""What differs between two regions of operations, as a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from otel_torch.graph.compare import GraphComparison, GraphFault
+from otel_torch.graph.explanation import Kind
+from otel_torch.graph.graph import NOTHING, Graph
+from otel_torch.parity.operations.labels import code_line, short_name
+from otel_torch.parity.sides import Sides
+
+_LEAF_WORDS = {
+    "parameter": "parameter",
+    "buffer": "buffer",
+    "input": "input",
+    "unrecorded": "input from steps that were not recorded,",
+}
+# operations and operands that a sentence lists; more are counted
+_MOST_NAMES = 4
+
+_SENTENCES: dict[Kind, str] = {
+    "arguments": "`{operation}` has {reference} in the reference and {port} in the port.",
+    "operation": "The reference computes {reference} where the port computes {port}.",
+    "exchanged": "The operands of `{operation}` come in another order.",
+    "operand": "`{operation}` reads {reference} in the reference and {port} in the port.",
+    "missing": "The port leaves out {reference}.",
+    "extra": "Only the port computes {port}.",
+    "order": "The same numbers are in another order.",
+    "cast": "The dtype changes in another place: {reference} in the reference, {port} in the port.",
+    "random": "Both programs draw random numbers here.",
+    "leaf": "{reference} of the reference and {port} of the port have different contents.",
+    "end": "Each program computes what the other returns, but returns something else.",
+    "other": "",
+}
+
+
+def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
+    """Return what differs at a fault; empty where no simple difference explains it.
+
+    Args:
+        comparison: Of which `fault` is one.
+    """
+    explanation = fault.explanation
+    if explanation.kind == "leaf" and (shapes := _other_shapes(comparison, fault)):
+        return shapes
+    describe = _DESCRIPTIONS.get(explanation.kind, _of_names)
+    sides = Sides(
+        describe(comparison.graphs[0], explanation.reference),
+        describe(comparison.graphs[1], explanation.port),
+    )
+    return _SENTENCES[explanation.kind].format(
+        operation=_operation(comparison, fault), reference=sides.reference, port=sides.port
+    )
+
+
+def _other_shapes(comparison: GraphComparison, fault: GraphFault) -> str:
+    """Return the shapes of two inputs of other sizes; empty for other leaves.
+
+    Weights may have other sizes because the port stacks them.
+    """
+    values = fault.explanation.reference[0], fault.explanation.port[0]
+    tables = [graph.values for graph in comparison.graphs]
+    sizes = [table.numel[value] for table, value in zip(tables, values, strict=True)]
+    is_input = all(
+        graph.leaf_kinds[graph.values.leaf[value]] == "input"
+        for graph, value in zip(comparison.graphs, values, strict=True)
+    )
+    if not is_input or sizes[0] == sizes[1]:
+        return ""
+    names = [_value(graph, value) for graph, value in zip(comparison.graphs, values, strict=True)]
+    shapes = [list(table.shape[value]) for table, value in zip(tables, values, strict=True)]
+    return (
+        f"{names[0]} has shape {shapes[0]} in the reference, {names[1]} has {shapes[1]} in the "
+        "port."
+    )
+
+
+def _operation(comparison: GraphComparison, fault: GraphFault) -> str:
+    for graph, place in zip(comparison.graphs, fault.places, strict=True):
+        if place is not None and place.nodes:
+            return short_name(graph.operations[graph.nodes.operation[place.nodes[0]]])
+    return "operation"
+
+
+def _of_names(graph: Graph, names: Sequence[Any]) -> str:
+    """List names of operations, without what only rearranges beside something that computes."""
+    return _listed([f"`{short_name(str(name))}`" for name in names]) or "nothing"
+
+
+def _of_arguments(graph: Graph, arguments: Sequence[Any]) -> str:
+    return _listed([_argument(argument) for argument in arguments]) or "no such argument"
+
+
+def _argument(argument: Any) -> str:
+    """Return an argument as people write it.
+
+    >>> _argument({"alpha": 0.5}), _argument([0, 2]), _argument(None)
+    ('alpha=0.5', '[0, 2]', 'a tensor')
+    """
+    if argument is None:
+        return "a tensor"
+    if isinstance(argument, dict):
+        return ", ".join(f"{name}={_argument(value)}" for name, value in argument.items())
+    return argument if isinstance(argument, str) else json.dumps(argument)
+
+
+def _of_values(graph: Graph, values: Sequence[Any]) -> str:
+    return _listed([_value(graph, int(value)) for value in values]) or "nothing else"
+
+
+# how what stands on a side is described; names of operations elsewhere
+_DESCRIPTIONS: dict[Kind, Callable[[Graph, Sequence[Any]], str]] = {
+    "arguments": _of_arguments,
+    "operand": _of_values,
+    "leaf": _of_values,
+}
+
+
+def _value(graph: Graph, value: int) -> str:
+    """Return what a value is: the name of a leaf, else the operation and the line that made it."""
+    leaf, name = graph.values.leaf[value], graph.values.name[value]
+    if leaf >= 0:
+        kind = graph.leaf_kinds[leaf]
+        module = graph.modules[graph.values.module[value]].partition(":")[2]
+        path = f"{module}.{name}" if module and kind in ("parameter", "buffer") else name
+        word = _LEAF_WORDS.get(kind, "constant")
+        return f"the {word} `{path}`" if path else f"a {word}"
+    maker = graph.values.maker[value]
+    if maker == NOTHING:
+        return "a value"
+    operation = short_name(graph.operations[graph.nodes.operation[maker]])
+    line = code_line(graph, int(graph.nodes.line[maker]))
+    where = "" if line is None else f" of {line.file.rpartition('/')[2]}:{line.line}"
+    return f"the result of `{operation}`{where}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    """Join a few items with commas.
+
+    >>> _listed(["a", "b"]), _listed(list("abcdef"))
+    ('a, b', 'a, b, c, d and 2 more')
+    """
+    distinct = list(dict.fromkeys(items))
+    more = len(distinct) - _MOST_NAMES
+    text = ", ".join(distinct[:_MOST_NAMES])
+    return f"{text} and {more} more" if more > 0 else text

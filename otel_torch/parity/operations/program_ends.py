@@ -1,0 +1,169 @@
+"""Which values of a recording are the ends of its program: what has to be equal in another one.
+
+Of a training these are the gradients that its optimizer reads and the parameters after the last
+step. How it comes to them is its own affair, so that what a forward returns is passed: passes may
+be split, and evaluations come in between.
+Of any other program they are what models return, and what was made last and is read no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from otel_torch.graph.graph import NOTHING
+from otel_torch.recording.rows import Row
+
+_UPDATE = "update"
+# rank, loop and step
+Step = tuple[Any, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProgram:
+    """The rows of a program.
+
+    Attributes:
+        nodes: The first row of each operation, in the order in which they ran.
+        reads: The values that each reads.
+        values: The row and the maker of each value; NOTHING is the maker of a leaf.
+        ends: The rows of ends.
+    """
+
+    nodes: Sequence[Row]
+    reads: Sequence[Sequence[int]]
+    values: dict[int, tuple[Row, int]]
+    ends: Sequence[Row]
+
+    def maker(self, value: int) -> int:
+        """Return the node that made a value."""
+        return self.values[value][1] if value in self.values else NOTHING
+
+    def rank(self, value: int) -> Any:
+        """Return the rank that has a value; None if there is only one."""
+        return self.values[value][0].get("rank") if value in self.values else None
+
+    def is_update(self, node: int) -> bool:
+        """Return whether a node is part of an optimizer's step."""
+        return node != NOTHING and self.nodes[node].get("phase") == _UPDATE
+
+
+class ProgramEnd(NamedTuple):
+    """An end. is_passed: whether the gradients and parameters of a training come from it."""
+
+    name: str
+    value: int
+    is_passed: bool = False
+
+
+def ends_of(program: RecordedProgram) -> Iterator[ProgramEnd]:
+    """Yield each end; those without a name have an empty one.
+
+    Ends of several ranks have the same names.
+    """
+    counts: Counter[object] = Counter()
+    trained = list(_ends_of_training(program))
+    before = _ancestors(program, [value for _, value in trained])
+    returned = [
+        (str(row["end"]), row["value"]) for row in program.ends if row.get("phase") != _UPDATE
+    ]
+    for name, value in trained + returned:
+        key = name, program.rank(value)
+        counts[key] += 1
+        numbered = name if counts[key] == 1 or not name else f"{name}#{counts[key]}"
+        yield ProgramEnd(numbered, value, value in before and (name, value) in returned)
+    for value in _results(program):
+        yield ProgramEnd("", value)
+
+
+def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:
+    """Yield gradients and parameters after the last step; nothing if no optimizer stepped."""
+    updates: defaultdict[Step, dict[str, int]] = defaultdict(dict)
+    for row in program.ends:
+        if row.get("phase") == _UPDATE:
+            name = ".".join(
+                filter(None, (row.get("module"), str(row["end"]).removeprefix("param.")))
+            )
+            updates[_step_of(row)][name] = row["value"]
+    for step, read in (_gradients(program) if updates else {}).items():
+        names = _names_of_gradients(program, read, updates.get(step, {}))
+        yield from (
+            (name and f"grad.{name}", value) for name, value in zip(names, read, strict=True)
+        )
+    last = {
+        (rank, name): value
+        for (rank, *_), update in updates.items()
+        for name, value in update.items()
+    }
+    for (_, name), value in last.items():
+        yield f"param.{name}", value
+
+
+def _step_of(row: Row) -> Step:
+    return row.get("rank"), row.get("loop"), row.get("step")
+
+
+def _gradients(program: RecordedProgram) -> dict[Step, list[int]]:
+    """Return what the operations of each optimizer's step read of what others made."""
+    found: defaultdict[Step, dict[int, None]] = defaultdict(dict)
+    for node, row in enumerate(program.nodes):
+        if program.is_update(node):
+            for value in program.reads[node]:
+                maker = program.maker(value)
+                if maker != NOTHING and not program.is_update(maker):
+                    found[_step_of(row)].setdefault(value)
+    return {step: list(values) for step, values in found.items()}
+
+
+def _names_of_gradients(
+    program: RecordedProgram, gradients: Sequence[int], parameters: dict[str, int]
+) -> list[str]:
+    """Return the parameter of each gradient: an optimizer goes through both in one order."""
+    changed = sorted(
+        (program.maker(value), program.values[value][0].get("makes") or 0, name)
+        for name, value in parameters.items()
+        if program.is_update(program.maker(value))
+    )
+    names = [name for *_, name in changed]
+    shapes = [
+        [program.values[value][0].get("shape") for value in values]
+        for values in (gradients, [parameters[name] for name in names])
+    ]
+    return names if shapes[0] == shapes[1] else [""] * len(gradients)
+
+
+def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
+    """Return the values from which some values are computed, and these."""
+    wanted = set(values)
+    made: defaultdict[int, list[int]] = defaultdict(list)
+    for value, (_, maker) in program.values.items():
+        made[maker].append(value)
+    for node in range(len(program.nodes) - 1, NOTHING, -1):
+        if not wanted.isdisjoint(made[node]):
+            wanted.update(program.reads[node])
+    return wanted
+
+
+def _results(program: RecordedProgram) -> list[int]:
+    """Return the values that the program made after its last end and reads no more.
+
+    Views and slices that nothing reads count as not there. Gradients are left out: in exact
+    numbers many are zero, and the rest is rounding.
+    """
+    ended = {row["value"] for row in program.ends}
+    last = max(map(program.maker, ended), default=NOTHING)
+    made: defaultdict[int, list[int]] = defaultdict(list)
+    for number, (_, maker) in program.values.items():
+        made[maker].append(number)
+    used, results = set(ended), list[int]()
+    for node in range(len(program.nodes) - 1, NOTHING, -1):
+        row, numbers = program.nodes[node], made[node]
+        if used.isdisjoint(numbers):
+            if row.get("moves") and len(program.reads[node]) == 1:
+                continue
+            if node > last and row.get("phase") != "backward" and "inside" not in row:
+                results += reversed(numbers)
+        used.update(program.reads[node])
+    return results[::-1]

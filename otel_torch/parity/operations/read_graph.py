@@ -1,0 +1,252 @@
+"""Fill a graph from the rows of a recording of operations (`OTEL_TORCH_CAPTURE=graph`).
+
+Rows of other kinds, which the same file may hold, are passed over. Rows may come in any order, but
+operations must come in the order in which they ran.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from binascii import a2b_base64
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from otel_torch.graph.builder import GraphBuilder
+from otel_torch.graph.graph import NOTHING, Graph
+from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
+from otel_torch.parity.tolerance import half_ulp
+from otel_torch.recording.reader import load_recording
+from otel_torch.recording.rows import Row
+from otel_torch.statistics.sketch_format import SIZE
+
+_NUMBER = re.compile(r"op\[(\d+)\]")
+# an operand of which an operation reads the shape alone, or which it overwrites
+_UNREAD = "unread"
+# the columns that index the table of lines
+_LINES = frozenset({"line", "forward_line"})
+# values of one rank: more than a recording has rows
+_RANK_SHIFT = 40
+_ROUNDING_DTYPES = ("float", "complex")
+# dtypes of complex numbers round as their parts do
+_PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64"}
+
+
+class RecordedPlace(NamedTuple):
+    """Where and when a value was recorded; None where the recording does not say."""
+
+    model: str | None = None
+    module: str | None = None
+    tensor: str | None = None
+    loop: int | None = None
+    step: int | None = None
+    call: int | None = None
+    phase: str | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> RecordedPlace:
+        """Return the place of a row."""
+        return cls(*(row.get(name) for name in cls._fields))
+
+
+class RecordedGraph(NamedTuple):
+    """A graph, and the place of each of its values in the recording."""
+
+    graph: Graph
+    places: list[RecordedPlace]
+
+
+def read_graph(*ranks: str | Path) -> RecordedGraph:
+    """Read the graph of a recording, or one graph of the recordings of several ranks.
+
+    Raises:
+        RecordingError: A file is missing or not a recording.
+        ValueError: It holds no operations.
+    """
+    rows: list[Row] = []
+    lines: list[Any] = []
+    is_cut = False
+    for rank, path in enumerate(ranks):
+        recording = load_recording(path)
+        own = recording.rows
+        rows += own if len(ranks) == 1 else (_of_rank(row, rank, len(lines)) for row in own)
+        lines += recording.meta.get("lines", ())
+        is_cut = is_cut or bool(recording.meta.get("operations_cut"))
+    try:
+        return graph_of_rows(rows, {"lines": lines, "operations_cut": is_cut})
+    except ValueError as error:
+        raise ValueError(f"{ranks[0]}: {error}") from None
+
+
+def _of_rank(row: Row, rank: int, first_line: int) -> Row:
+    """Return a row whose values and lines are told from those of other ranks."""
+    own: Row = {**row, "rank": rank}
+    for name in _LINES & row.keys():
+        own[name] = None if row[name] is None else row[name] + first_line
+    if "value" in row:
+        own["value"] = _value_of_rank(row["value"], rank)
+    if row.get("reads"):
+        own["reads"] = [_value_of_rank(number, rank) for number in row["reads"]]
+    return own
+
+
+def _value_of_rank(number: int, rank: int) -> int:
+    return number + (rank << _RANK_SHIFT)
+
+
+def graph_of_rows(rows: Iterable[Row], metadata: Mapping[str, Any]) -> RecordedGraph:
+    """Return the graph of rows.
+
+    Args:
+        rows: Rows of operations, leaves and ends; others are passed over.
+        metadata: Of the recording; its `lines` are the table that rows index.
+
+    Raises:
+        ValueError: There are no operations.
+    """
+    lines = [tuple(line) for line in metadata.get("lines", ())]
+    filler = _GraphFiller(lines, bool(metadata.get("operations_cut")))
+    for row in rows:
+        if "op" in row:
+            filler.add_operation(row)
+        elif "leaf" in row:
+            filler.add_leaf(row)
+        elif "end" in row:
+            filler.add_end(row)
+    return filler.finish()
+
+
+class _GraphFiller:
+    """Turns rows into a graph.
+
+    Value numbers of the recording become indices when they are first met, so that an operation may
+    read a value whose own row comes later.
+    """
+
+    def __init__(self, lines: list[tuple[Any, ...]], is_cut: bool) -> None:
+        self._lines = lines
+        self._builder = GraphBuilder(SIZE, is_cut)
+        self._rows: dict[int, tuple[Row, int]] = {}  # value number -> its row and its maker
+        self._nodes: list[Row] = []
+        self._node_of: dict[tuple[Any, ...], int] = {}
+        self._ends: list[Row] = []
+
+    def add_operation(self, row: Row) -> None:
+        """Note a value that an operation made; the operation, too, if it is its first one."""
+        match = _NUMBER.match(str(row["tensor"]))
+        number = match[1] if match else len(self._nodes)
+        key = row.get("rank"), row.get("loop"), row.get("step"), number
+        node = self._node_of.get(key, NOTHING)
+        if node == NOTHING or not row.get("makes"):
+            node = self._node_of[key] = len(self._nodes)
+            self._nodes.append(row)
+        self._rows.setdefault(row["value"], (row, node))
+
+    def add_leaf(self, row: Row) -> None:
+        """Note a value that no operation made."""
+        self._rows.setdefault(row["value"], (row, NOTHING))
+
+    def add_end(self, row: Row) -> None:
+        """Note what a program returned."""
+        self._ends.append(row)
+
+    def finish(self) -> RecordedGraph:
+        """Return the graph. Raises ValueError without operations."""
+        if not self._nodes:
+            raise ValueError("holds no operations; record with OTEL_TORCH_CAPTURE=graph")
+        builder = self._builder
+        read = [row.get("reads") or [] for row in self._nodes]
+        numbers = dict.fromkeys(self._rows)
+        numbers |= dict.fromkeys(number for reads in read for number in reads)
+        numbers |= dict.fromkeys(row["value"] for row in self._ends)
+        index = {number: place for place, number in enumerate(numbers)}
+        for row, reads in zip(self._nodes, read, strict=True):
+            whole = row.get("inside")
+            builder.add_node(
+                str(row["op"]),
+                [index[number] for number in reads],
+                arguments=_argument_text(row.get("args")),
+                moves=bool(row.get("moves")),
+                casts=bool(row.get("casts")),
+                random=bool(row.get("random")),
+                line=self._line(row),
+                module=_module(row),
+                phase=str(row.get("phase", "forward")),
+                inside=NOTHING
+                if whole is None
+                else self._node_of.get(
+                    (row.get("rank"), row.get("loop"), row.get("step"), str(whole)), NOTHING
+                ),
+            )
+        for number in numbers:
+            self._add_value(number)
+        for end in ends_of(RecordedProgram(self._nodes, read, self._rows, self._ends)):
+            builder.add_end(end.name, index[end.value], is_passed=end.is_passed)
+        places = [RecordedPlace.of(self._rows.get(number, ({}, NOTHING))[0]) for number in numbers]
+        return RecordedGraph(builder.finish(), places)
+
+    def _line(self, row: Row) -> tuple[Any, ...] | None:
+        """Return the line of a row: of an operation of a backward pass that of its forward."""
+        number = row.get("line")
+        if row.get("forward_line") is not None:
+            number = row["forward_line"]
+        return (
+            self._lines[number] if isinstance(number, int) and number < len(self._lines) else None
+        )
+
+    def _add_value(self, number: int) -> None:
+        row, maker = self._rows.get(number, ({}, NOTHING))
+        is_known = "shape" in row  # what a collective makes after the last step is not measured
+        shape = tuple(row.get("shape") or ())
+        dtype = str(row.get("dtype", ""))
+        sketch = row.get("sketch")
+        self._builder.add_value(
+            shape=shape,
+            # a complex number is two numbers of the sketch
+            numel=math.prod(shape) * (2 if dtype in _PARTS else 1) if is_known else -1,
+            dtype=dtype,
+            roundoff=_roundoff(dtype),
+            nonfinite=int(row.get("nonfinite") or 0),
+            sketch=np.frombuffer(a2b_base64(sketch), "<f4") if sketch else None,
+            statistics={name: x for name, x in row.items() if isinstance(x, float | int)},
+            maker=maker,
+            leaf=None if maker >= 0 else str(row.get("leaf", "unseen")),
+            unrecorded=row.get("leaf") == "unrecorded",
+            name=str(row.get("name", "")),
+            line=self._line(row),
+            module=_module(row),
+        )
+
+
+def _module(row: Row) -> str:
+    """Return the name of a row's module with its model's."""
+    return f"{row.get('model', '')}:{row.get('module', '')}"
+
+
+def _roundoff(dtype: str) -> float:
+    if not any(word in dtype for word in _ROUNDING_DTYPES):
+        return 0.0
+    return half_ulp([_PARTS.get(dtype, dtype)])
+
+
+def _argument_text(arguments: Any) -> str:
+    """Return arguments as JSON text without operands.
+
+    >>> _argument_text([{"value": 3}, 2, [{"value": 4}], {"alpha": 0.5}])
+    '[null, 2, [null], {"alpha": 0.5}]'
+    """
+    return json.dumps(_without_operands(arguments or []))
+
+
+def _without_operands(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_without_operands(part) for part in item]
+    if isinstance(item, dict):
+        if item.keys() == {"value"}:
+            return _UNREAD if item["value"] is None else None
+        return {name: _without_operands(part) for name, part in item.items()}
+    return item

@@ -1,0 +1,1 @@
+"""What `show` says of a training: its series, laws, trouble, table and page."""

@@ -1,0 +1,1 @@
+"""Changes a run on purpose: noise, double precision, the reference's values."""

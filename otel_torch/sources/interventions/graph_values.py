@@ -1,0 +1,149 @@
+"""Keeps single values of a recorded graph, and puts others in their place.
+
+An answer is tried: the port runs again with the reference's value where a fault ends. Both sides of
+that are folders with one file for each value, named by where the value stands in its graph. The
+program's environment need not hold the package safetensors, so its format is written here: eight
+bytes of length, a JSON header, the elements.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from otel_torch import torch_private
+from otel_torch.recording.graph_values import WANTED, ValueKey, file_name, read_wanted
+from otel_torch.sources.interventions.conform_tensor import CannotConform, conform
+
+_KEY = "value"
+# dtype -> its name in safetensors
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
+    torch.bool: "BOOL", torch.complex64: "C64", torch.complex128: "C128",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # fmt: skip
+
+
+class GraphValues:
+    """Keeps and puts values of the graph that this process records.
+
+    Args:
+        keep: A folder with a list of values, which receives them.
+        put_from: A folder with values to put in place.
+        rank: Of this process.
+
+    Attributes:
+        put: By file, None for a value that was put, else the reason why it was not.
+        not_kept: By file, why a value that was wanted could not be kept.
+        differed: By file, where whole numbers first differed from those that were put in their
+            place: `count` of those that did, `index`, `reference` and `port` of the first.
+    """
+
+    def __init__(self, keep: str | None, put_from: str | None, rank: int) -> None:
+        self._rank = rank
+        self._keep = None if keep is None else Path(keep)
+        self._put_from = None if put_from is None else Path(put_from)
+        self._wanted = frozenset() if self._keep is None else read_wanted(self._keep / WANTED)
+        self._given = frozenset(
+            () if self._put_from is None else (path.name for path in self._put_from.iterdir())
+        )
+        self.put: dict[str, str | None] = {}
+        self.not_kept: dict[str, str] = {}
+        self.differed: dict[str, dict[str, Any]] = {}
+
+    def meet(self, loop: int, step: int, label: str, tensor: torch.Tensor) -> bool:
+        """Keep a value if it is wanted, and put another in its place if one is given.
+
+        Returns:
+            Whether the tensor's content changed.
+        """
+        name = file_name(ValueKey(loop, step, label), self._rank)
+        if self._keep is not None and name in self._wanted:
+            try:
+                self._save(self._keep / name, tensor)
+            except Exception as error:  # of no dense dtype, or the disk is full: the graph goes on
+                self.not_kept[name] = _first_line(error)
+        if self._put_from is None or name not in self._given:
+            return False
+        reason = self.put[name] = self._replace(self._put_from / name, tensor)
+        return reason is None
+
+    @torch_private.unobserved
+    def _save(self, path: Path, tensor: torch.Tensor) -> None:
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{tensor.dtype} has no name in safetensors")
+        tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        entry = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [0, len(content)],
+        }
+        header = json.dumps({_KEY: entry}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + content)
+
+    @torch_private.unobserved
+    def _replace(self, path: Path, tensor: torch.Tensor) -> str | None:
+        """Write a stored value into a tensor; return the reason if that is not possible."""
+        try:
+            with torch.no_grad():
+                value = conform(_load(path), tensor)
+                if difference := _first_difference(value, tensor):
+                    self.differed[path.name] = difference
+                _write(tensor, value)
+        except CannotConform as error:
+            return f"{error} does not fit"
+        except (RuntimeError, NotImplementedError) as error:
+            return _first_line(error)
+        return None
+
+
+def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value into a tensor, whose elements may be the same memory along some axes.
+
+    Raises:
+        CannotConform: The value is not the same along such an axis.
+    """
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[axis] > 1:
+            first = value.narrow(axis, 0, 1)
+            if not torch.equal(value, first.expand_as(value)):
+                raise CannotConform("a value that repeats along no axis")
+            tensor, value = tensor.narrow(axis, 0, 1), first
+    tensor.copy_(value)
+
+
+def _first_difference(value: torch.Tensor, tensor: torch.Tensor) -> dict[str, Any] | None:
+    """Return where two tensors of whole numbers differ first; None for others and equal ones."""
+    if tensor.is_floating_point() or tensor.is_complex() or value.shape != tensor.shape:
+        return None
+    indices = (value != tensor).nonzero()
+    if not len(indices):
+        return None
+    index = tuple(indices[0].tolist())
+    return {
+        "count": len(indices),
+        "index": list(index),
+        "reference": value[index].item(),
+        "port": tensor[index].item(),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _load(path: Path) -> torch.Tensor:
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))[_KEY]
+        content = bytearray(file.read())
+    dtype = next(dtype for dtype, name in _DTYPES.items() if name == header["dtype"])
+    if not content:
+        return torch.empty(header["shape"], dtype=dtype)
+    return torch.frombuffer(content, dtype=dtype).reshape(header["shape"])

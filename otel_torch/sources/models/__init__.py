@@ -1,0 +1,1 @@
+"""Which models run, with the names and sites of their modules."""

@@ -1,0 +1,1 @@
+"""Who produced the first NaN or Inf of a run."""

@@ -1,0 +1,422 @@
+"""Makes the rows of each operation: what it reads, what it makes, and where it stands.
+
+An operation passes by in two halves, because it may write to what it reads:
+
+    started = recorder.before(operation, args, kwargs)   numbers what it reads, makes leaves' rows
+    result = operation(*args, **kwargs)
+    recorder.after(started, result)                      numbers and measures what it made
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from otel_torch import torch_private
+from otel_torch.sources.operations.arguments import describe_arguments
+from otel_torch.sources.operations.autograd_lines import AutogradLines
+from otel_torch.sources.operations.graph_rows import (
+    COLUMNS,
+    UNMEASURED,
+    GraphRow,
+    MeasuredValue,
+    make_row,
+    measure_value,
+)
+from otel_torch.sources.operations.operation_kinds import (
+    SHARES_MEMORY,
+    OperationKind,
+    draws_now,
+    kind_of,
+)
+from otel_torch.sources.operations.places import BACKWARD, Places
+from otel_torch.sources.operations.program_values import Look, ProgramValues, Value, memory_of
+from otel_torch.sources.operations.source_lines import SourceLines
+from otel_torch.sources.tensors.tensor_reader import RecordedCall
+from otel_torch.statistics.measure import Measurement, measure
+from otel_torch.statistics.row_layout import SCALARS
+
+# the operation of a value that others have written piece by piece, or through other views
+REREAD = "otel_torch.reread"
+
+# what looks at an end
+_NO_OPERATION = OperationKind(
+    name="", written=(), unread=frozenset(), written_names=(), unread_names=frozenset(),
+    moves=False, copies=False, draws=False, leaves_unset=False, is_collective=False,
+    reads_shapes=False,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Started:
+    """An operation that is about to run.
+
+    numbers: of the values of its tensors, by their ids. reads: in the order of the arguments.
+    tensors: what it reads. written: what it writes to.
+    """
+
+    operation: Any
+    kind: OperationKind
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    line: int | None
+    call: RecordedCall
+    forward_line: int | None
+    numbers: dict[int, int] = field(default_factory=dict)
+    reads: list[int] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)
+    number: int | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A value that is made by an exchange with other ranks, which may still go on."""
+
+    tensor: weakref.ref[torch.Tensor]
+    value: Value
+    row: GraphRow
+
+
+class _Inside(threading.local):
+    """The numbers of the fused operations that this thread breaks up, the innermost last."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int | None] = []
+
+
+class OperationRecorder:
+    """Makes rows of operations.
+
+    Args:
+        places: say which call runs, and what a leaf is.
+        add: takes the rows, in order.
+        meet: given each value's loop, step, label and tensor before it is measured; returns whether
+            it has changed what the tensor holds.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        add: Callable[[GraphRow], None],
+        meet: Callable[[int, int, str, torch.Tensor], bool] | None = None,
+    ) -> None:
+        self._places, self._add, self._meet = places, add, meet
+        self.values = ProgramValues()
+        self.lines = SourceLines()
+        self.inside = _Inside()
+        self._origins: dict[int, tuple[int | None, RecordedCall]] = {}
+        self.autograd = AutogradLines[tuple[int | None, RecordedCall]](self._origins)
+        self._value_numbers = itertools.count()
+        self._counters: dict[tuple[str, int, int], Iterator[int]] = defaultdict(itertools.count)
+        self._pending: dict[object, list[_Pending]] = defaultdict(list)  # by memory
+        self._has_gap = False  # operations ran that were not seen
+
+    def forget(self) -> None:
+        """Forget what tensors hold: operations run that are not seen."""
+        self.finish_pending()
+        self.values.forget()
+        self._origins.clear()
+        self._has_gap = True
+
+    # -- operations
+    # ----------------------------------------------------------------------------------------------
+
+    def before(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Started:
+        """Number what an operation reads."""
+        kind = kind_of(operation)
+        line = self.lines.current()
+        call = self._places.current_call()
+        forward_line = None
+        if call.phase == BACKWARD:
+            origin = self.autograd.current()
+            if origin is not None:
+                forward_line = origin[0]
+                call = self._places.in_phase(origin[1], BACKWARD)
+        self.autograd.note((line, call))
+        started = Started(operation, kind, args, kwargs, line, call, forward_line)
+        for place, tensor in _tensors_of(args):
+            self._start_tensor(
+                started, tensor, is_written=place in kind.written, is_read=place not in kind.unread
+            )
+        for name, argument in kwargs.items():
+            for _, tensor in _tensors_of((argument,)):
+                self._start_tensor(
+                    started,
+                    tensor,
+                    is_written=name in kind.written_names,
+                    is_read=name not in kind.unread_names,
+                )
+        return started
+
+    def _start_tensor(
+        self, started: Started, tensor: torch.Tensor, *, is_written: bool, is_read: bool
+    ) -> None:
+        if is_written:
+            started.written.append(tensor)
+        if not is_read or started.kind.reads_shapes:
+            return
+        number = self._read(started, tensor)
+        if number is not None:
+            started.tensors.append(tensor)
+            started.reads.append(number)
+            started.numbers[id(tensor)] = number
+
+    def _read(self, started: Started, tensor: torch.Tensor) -> int | None:
+        """Return the number of what a tensor holds; None for memory that holds nothing yet."""
+        if self._pending and not started.kind.is_collective:
+            self._finish(self._pending.pop(memory_of(tensor), []))
+        look = self.values.look(tensor)
+        value = look.value
+        if value is not None and self._still_holds(tensor, value):
+            return value.number
+        if value is None and look.layers:
+            return self._add_reread(started, tensor, look)
+        if value is None and look.is_unset and (started.kind.moves or started.kind.leaves_unset):
+            return None
+        return self._add_leaf(started, tensor, look)
+
+    def _still_holds(self, tensor: torch.Tensor, value: Value) -> bool:
+        """Return whether nobody has written to a tensor unseen.
+
+        On a CPU the numbers show that, on a device torch's count of changes. While a fused
+        operation is broken up, no code of the program runs.
+        """
+        if self.inside.numbers:
+            return True
+        if not tensor.is_cpu:
+            return not self.values.was_changed_unseen(tensor)
+        row = measure(tensor, SCALARS).row
+        return value.has(None if row is None or isinstance(row, torch.Tensor) else row)
+
+    def after(self, started: Started, result: Any) -> None:
+        """Make the rows of what an operation has made."""
+        kind, made = started.kind, []
+        written = {id(tensor) for tensor in started.written}
+        for _, tensor in _tensors_of((result,)):
+            if id(tensor) in written:
+                continue
+            if kind.leaves_unset:
+                self.values.leave_unset(tensor)
+                continue
+            look = self.values.look(tensor)
+            if look.value is not None:
+                continue  # the same tensor again, as `detach` returns it
+            if look.is_known and not look.layers and look.is_unset:
+                continue  # a view of memory that holds nothing
+            made.append((tensor, look.is_known))
+        for tensor in started.written:
+            if kind.name in SHARES_MEMORY:
+                self.values.leave_unset(tensor)  # others have written it, another process perhaps
+            else:
+                made.append((tensor, False))
+        if not made:
+            return
+        number = started.number = self._next("op", started.call)
+        reuse = self._reusable(started, made)
+        for index, (tensor, is_view) in enumerate(made):
+            label = f"op[{number}]" if len(made) == 1 else f"op[{number}][{index}]"
+            measured = UNMEASURED
+            if not kind.is_collective:
+                if self._has_changed(started.call, label, tensor):
+                    reuse, is_view = None, False
+                measured = reuse or measure_value(tensor)
+            value = self._new_value(measured)
+            (self.values.see if is_view else self.values.write)(tensor, value)
+            row = self._operation_row(started, label, value, index, tensor, measured)
+            if kind.is_collective:
+                pending = _Pending(weakref.ref(tensor), value, row)
+                self._pending[memory_of(tensor)].append(pending)
+            self._add(row)
+
+    def _has_changed(self, call: RecordedCall, label: str, tensor: torch.Tensor) -> bool:
+        """Show a value to who waits for it; return whether it is another one now."""
+        if self._meet is None or self.inside.numbers:
+            return False
+        return self._meet(call.loop, call.step, label, tensor)
+
+    def _reusable(
+        self, started: Started, made: list[tuple[torch.Tensor, bool]]
+    ) -> MeasuredValue | None:
+        """Return what was measured already of the elements that were made, if the operation keeps
+        them all and in their order: a view, a copy, a cast to a wider type.
+        """
+        if len(made) != 1 or len(started.tensors) != 1:
+            return None
+        (tensor, is_view), base = made[0], started.tensors[0]
+        if not (is_view and started.kind.moves) and not started.kind.copies:
+            return None
+        if tensor.numel() != base.numel() or not _holds_exactly(tensor.dtype, base.dtype):
+            return None
+        if not (tensor.is_contiguous() and base.is_contiguous()):
+            return None
+        value = self.values.look(base).value
+        if value is None or value.row is None:
+            return None
+        numel = tensor.numel()
+        shape, dtype = list(tensor.shape), str(tensor.dtype)
+        return MeasuredValue(Measurement(None, COLUMNS, numel, numel, shape, dtype), value.row)
+
+    def _operation_row(
+        self,
+        started: Started,
+        label: str,
+        value: Value,
+        index: int,
+        tensor: torch.Tensor,
+        measured: MeasuredValue,
+    ) -> GraphRow:
+        kind, args, kwargs = started.kind, started.args, started.kwargs
+        numbers = started.numbers
+        fields: dict[str, Any] = {
+            "op": kind.name,
+            "args": describe_arguments(args, kwargs, lambda tensor: numbers.get(id(tensor))),
+            "reads": started.reads,
+            "value": value.number,
+            "makes": index,
+        }
+        sources = started.tensors if kind.written == () else _tensors_behind(args)
+        keeps_type = all(source.dtype is tensor.dtype for source in sources)
+        if kind.moves or (kind.copies and keeps_type):
+            fields["moves"] = True
+        elif kind.copies:
+            fields["casts"] = True
+        if draws_now(kind, started.operation, args, kwargs):
+            fields["random"] = True
+        if kind.is_collective:
+            fields["collective"] = True
+        self._add_lines(fields, started)
+        return make_row(started.call, label, measured, fields)
+
+    def _add_lines(self, fields: dict[str, Any], started: Started) -> None:
+        if started.line is not None:
+            fields["line"] = started.line
+        if started.forward_line is not None:
+            fields["forward_line"] = started.forward_line
+        if self.inside.numbers and self.inside.numbers[-1] is not None:
+            fields["inside"] = self.inside.numbers[-1]
+
+    # -- other values
+    # ----------------------------------------------------------------------------------------------
+
+    def _add_reread(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
+        """Add what a tensor shows after others have written to its memory."""
+        measured = measure_value(tensor)
+        value = self._new_value(measured)
+        reads = [layer.number for layer in look.layers]
+        fields: dict[str, Any] = {
+            "op": REREAD,
+            "args": [{"value": number} for number in reads],
+            "reads": reads,
+            "value": value.number,
+            "makes": 0,
+            "moves": True,
+        }
+        self._add_lines(fields, started)
+        self.values.see(tensor, value)
+        # a count of its own: a value that is put in place is read again, and moves no other label
+        label = f"reread[{self._next('reread', started.call)}]"
+        self._add(make_row(started.call, label, measured, fields))
+        return value.number
+
+    def _add_leaf(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
+        """Add a value that no operation has made."""
+        named = self._places.name_of(tensor)
+        leaf = named.leaf
+        if look.value is not None or look.is_unset:
+            leaf = "unseen"
+        elif not named.name and "lift_fresh" in started.kind.name:
+            leaf = "constant"
+        if self._has_gap and leaf in ("input", "unseen"):
+            leaf = "unrecorded"
+        call = started.call
+        if named.module is not None:
+            call = self._places.in_module(call, named.module, named.model)
+        label = f"leaf[{self._next('leaf', call)}]"
+        self._has_changed(call, label, tensor)
+        measured = measure_value(tensor)
+        value = self._new_value(measured)
+        fields: dict[str, Any] = {"leaf": leaf, "name": named.name, "value": value.number}
+        self._add_lines(fields, started)
+        if named.line is not None:
+            fields["line"] = named.line
+        self.values.write(tensor, value)
+        self._add(make_row(call, label, measured, fields))
+        return value.number
+
+    def add_ends(
+        self, call: RecordedCall, tensors: Sequence[tuple[str, torch.Tensor, str | None]]
+    ) -> None:
+        """Add ends: (name, tensor, module) with the module of a parameter, None for the call's."""
+        started = Started(None, _NO_OPERATION, (), {}, None, call, None)
+        for name, tensor, module in tensors:
+            number = self._read(started, torch_private.local_part(tensor))
+            if number is None:
+                continue
+            owner = call if module is None else self._places.in_module(call, module)
+            label = f"end[{self._next('end', owner)}]"
+            self._add(make_row(owner, label, UNMEASURED, {"end": name, "value": number}))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether rows were added that are not measured yet: a flush should wait for them."""
+        return bool(self._pending)
+
+    def finish_pending(self) -> None:
+        """Measure what other ranks have sent and the program has not read: the step ends."""
+        while self._pending:
+            self._finish(self._pending.popitem()[1])
+
+    def _finish(self, pending: list[_Pending]) -> None:
+        """Measure what other ranks have sent: the program reads it, so it has waited for it."""
+        for item in pending:
+            tensor = item.tensor()
+            if tensor is not None:
+                measured = measure_value(tensor)
+                item.row.measurement = measured.measurement
+                item.row.packed = item.value.row = measured.packed
+
+    def _new_value(self, measured: MeasuredValue) -> Value:
+        return Value(next(self._value_numbers), measured.packed)
+
+    def _next(self, kind: str, call: RecordedCall) -> int:
+        return next(self._counters[kind, call.loop, call.step])
+
+
+def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Return whether every number of a type is one of another type."""
+    if wide is narrow:
+        return True
+    if not (wide.is_floating_point and narrow.is_floating_point):
+        return False
+    wide_range, narrow_range = torch.finfo(wide), torch.finfo(narrow)
+    try:
+        return (
+            wide_range.eps <= narrow_range.eps
+            and wide_range.max >= narrow_range.max
+            and wide_range.smallest_normal <= narrow_range.smallest_normal
+        )
+    except NotImplementedError:  # two numbers in a byte
+        return False
+
+
+def _tensors_of(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the tensors of a call's values, and those of lists, with the position of each value."""
+    for place, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            yield place, value
+        elif isinstance(value, (list, tuple)):
+            for _, tensor in _tensors_of(value):
+                yield place, tensor
+
+
+def _tensors_behind(args: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the tensors behind the first argument: what a copy in place copies."""
+    return [tensor for _, tensor in _tensors_of(args[1:])]

@@ -1,0 +1,1 @@
+"""When something runs: the clocks of loops, steps, forwards and calls."""

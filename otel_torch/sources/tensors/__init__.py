@@ -1,0 +1,1 @@
+"""Measures the tensors of a call and makes records of them."""

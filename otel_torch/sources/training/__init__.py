@@ -1,0 +1,1 @@
+"""What a training step does besides its forwards: losses, rates, norms, health."""

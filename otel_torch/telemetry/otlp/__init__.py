@@ -1,0 +1,1 @@
+"""How telemetry travels: encoding, queues, transports, files, replay."""

@@ -1,0 +1,1 @@
+"""Where batches and scopes become spans, events and metrics."""

@@ -1,0 +1,330 @@
+"""What `otel_torch.bisect` answers: the lines of two functions, each tried."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import otel_torch
+
+
+class Block(nn.Module):
+    """A gated block with a norm; `change` may alter each of its steps."""
+
+    def __init__(self, change: dict[str, Any], last: bool) -> None:
+        super().__init__()
+        self.norm, self.up, self.gate, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 32),
+            nn.Linear(16, 32),
+            nn.Linear(32, 16),
+        )
+        self.change = change if last or change.get("everywhere") else {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        change = self.change
+        h = F.layer_norm(x, (16,), self.norm.weight, self.norm.bias, change.get("eps", 1e-5))
+        h = change.get("activation", F.silu)(self.gate(h)) * self.up(h)
+        h = self.down(h)
+        return h * change.get("scale", 1.0) + x * change.get("residual", 1.0)
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int = 3, **change: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(Block(change, last=index == 1) for index in range(layers))
+        self.last = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+X = torch.linspace(-2, 2, 48).sin().reshape(6, 8)
+
+
+def texts(answer: Any) -> list[str]:
+    """Return the port's line of each fault."""
+    return [fault.port_line.text.strip() for fault in answer.faults]
+
+
+def test_equal_programs_match_after_two_runs() -> None:
+    answer = otel_torch.bisect(Model(), Model(), X)
+    assert (answer.verdict, answer.faults, len(answer.runs)) == ("match", [], 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"eps": 1e-2}, "h = F.layer_norm("),
+        ({"activation": F.relu}, 'h = change.get("activation", F.silu)'),
+        ({"scale": 0.5}, 'return h * change.get("scale", 1.0)'),
+        ({"residual": 0.0}, 'return h * change.get("scale", 1.0)'),
+    ],
+    ids=["eps", "activation", "scale", "residual"],
+)
+def test_a_fault_is_proven_at_its_line_in_four_runs(change: dict[str, Any], text: str) -> None:
+    answer = otel_torch.bisect(Model(), Model(**change), X)
+    assert answer.verdict == "diverged" and answer.is_healed
+    assert [fault.proof for fault in answer.faults] == ["proven"]
+    # of a port that adds nothing each value is one of the reference's: its line is where that is read
+    lines = answer.faults[0].line, answer.faults[0].port_line
+    assert any(line.text.strip().startswith(text) for line in lines)
+    assert answer.faults[0].module.startswith("blocks.1")
+    assert len(answer.runs) == 4
+
+
+def test_two_faults_are_found_in_one_call_with_one_run_more() -> None:
+    answer = otel_torch.bisect(Model(), Model(eps=1e-2, scale=0.5), X)
+    assert answer.is_healed and len(answer.runs) == 5
+    assert [fault.proof for fault in answer.faults] == ["proven", "proven"]
+    assert texts(answer)[0].startswith("h = F.layer_norm(")
+    assert texts(answer)[1].startswith('return h * change.get("scale"')
+
+
+def test_a_fault_in_each_layer_is_one_fault() -> None:
+    answer = otel_torch.bisect(Model(), Model(activation=F.relu, everywhere=True), X)
+    assert answer.is_healed and len(answer.faults) == 1
+    assert answer.faults[0].port_module == "blocks.0"
+
+
+def test_wrong_weights_are_proven_and_left_as_they_were() -> None:
+    port = Model()
+    with torch.no_grad():
+        port.blocks[1].up.weight.mul_(1.5)
+        port.last.bias.add_(0.5)
+    before = port.blocks[1].up.weight.clone()
+    answer = otel_torch.bisect(Model(), port, X)
+    named = {(fault.port_module, fault.port_tensor, fault.proof) for fault in answer.faults}
+    assert named == {
+        ("blocks.1.up", "param.weight", "proven"),
+        ("last", "param.bias", "proven"),
+    }
+    assert answer.is_healed and torch.equal(port.blocks[1].up.weight, before)
+
+
+def test_other_inputs_are_the_fault() -> None:
+    answer = otel_torch.bisect(Model(), Model(), X, port_inputs=X * 1.1)
+    assert [(fault.side, fault.proof) for fault in answer.faults] == [("input", "proven")]
+
+
+def test_a_module_that_the_port_leaves_out() -> None:
+    class Normed(nn.Module):
+        def __init__(self, *, has_norm: bool) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.model, self.head = Model(), nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8) if has_norm else nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(self.model(x)))
+
+    answer = otel_torch.bisect(Normed(has_norm=True), Normed(has_norm=False), X)
+    assert answer.is_healed and answer.faults[0].proof == "proven"
+    assert answer.faults[0].line.text.strip() == "return self.head(self.norm(self.model(x)))"
+
+
+def sampler(model: Model, wrong_at: int | None) -> Callable[[Tensor], Tensor]:
+    """Return a sampler of four steps, of which the one at `wrong_at` is too large."""
+
+    def sample(x: Tensor) -> Tensor:
+        for step in range(4):
+            velocity = model(x)
+            size = 0.3 if step == wrong_at else 0.25
+            x = x - size * velocity
+        model(x)
+        return x
+
+    return sample
+
+
+def test_a_step_of_a_sampler_is_found_between_two_forwards() -> None:
+    model = Model().requires_grad_(False)
+    answer = otel_torch.bisect(sampler(model, None), sampler(model, 2), X)
+    assert answer.is_healed and texts(answer) == ["x = x - size * velocity"]
+    assert "0.25" in answer.faults[0].explanation and "0.3" in answer.faults[0].explanation
+
+
+class Decoder(nn.Module):
+    def __init__(self, power: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.out, self.power = nn.Linear(8, 4), power
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(x) * self.power)
+
+
+def generator(model: Model, decoder: Decoder, last: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """Return three steps of a model and what decodes their result, multiplied before."""
+
+    def generate(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x - 0.25 * model(x)
+        return decoder(x * last)
+
+    return generate
+
+
+def test_faults_of_two_models_with_steps_between_them_that_were_not_recorded() -> None:
+    right = generator(Model(), Decoder())
+    answer = otel_torch.bisect(right, generator(Model(scale=0.5), Decoder(0.7)), X)
+    assert answer.is_healed and [fault.proof for fault in answer.faults] == ["proven", "proven"]
+    assert texts(answer)[0].startswith('return h * change.get("scale"')
+    assert texts(answer)[1] == "return self.out(torch.tanh(x) * self.power)"
+
+
+def test_a_fault_between_two_models() -> None:
+    right = generator(Model(), Decoder())
+    answer = otel_torch.bisect(right, generator(Model(), Decoder(), last=1.1), X)
+    assert answer.is_healed and texts(answer) == ["return decoder(x * last)"]
+
+
+def test_a_reference_that_computes_other_values_each_time_is_said_to() -> None:
+    draws = np.random.default_rng()
+
+    def noisy(x: Tensor) -> Tensor:
+        return model(x + torch.from_numpy(draws.normal(size=x.shape)).float())
+
+    model = Model()
+    answer = otel_torch.bisect(noisy, model, X)
+    assert answer.verdict == "incomparable"
+    assert "other values in each run" in answer.report.reason
+    assert "test_callables.py" in answer.report.reason
+
+
+def test_random_numbers_are_the_same_in_all_runs_and_untouched() -> None:
+    model = Model()
+
+    def draw(x: Tensor) -> Tensor:
+        return model(x + torch.randn(x.shape) + random.random() + np.random.rand())
+
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    assert otel_torch.bisect(draw, draw, X).verdict == "match"
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1] and (np.random.get_state()[1] == states[2]).all()
+
+
+def test_a_program_that_raises_is_one_line() -> None:
+    def fails(x: Tensor) -> Tensor:
+        return Model()(x[:, :3])
+
+    answer = otel_torch.bisect(Model(), fails, X)
+    assert answer.verdict == "incomparable" and answer.report.reason.startswith("the port raised")
+
+
+def test_a_program_without_a_module_records_nothing() -> None:
+    answer = otel_torch.bisect(Model(), torch.sin, X)
+    assert answer.report.reason == "the port ran no module of torch, so nothing was recorded"
+
+
+def test_only_faults_of_the_modules_that_are_asked_for() -> None:
+    answer = otel_torch.bisect(Model(), Model(eps=1e-2, scale=0.5), X, module=r"^last$")
+    assert answer.verdict == "diverged" and not answer.faults
+
+
+def test_inputs_by_name_and_by_a_function() -> None:
+    expected = {"a": 1.0}
+    for inputs in ({"x": X}, (X,), lambda model: model(X)):
+        answer = otel_torch.bisect(Model(), Model(scale=0.5), inputs)
+        assert answer.faults[0].proof == "proven", expected
+
+
+def test_the_answer_as_data() -> None:
+    content = otel_torch.bisect(Model(), Model(scale=0.5), X).as_json()
+    assert content["schema"] == "otel_torch.bisect/1" and content["verdict"] == "diverged"
+    fault = content["faults"][0]
+    assert fault["proof"] == "proven" and __file__.endswith(fault["port_line"]["file"])
+    assert [run["side"] for run in content["runs"]] == ["reference", "port", "reference", "port"]
+
+
+def test_the_answer_as_text() -> None:
+    text = repr(otel_torch.bisect(Model(), Model(scale=0.5), X))
+    assert text.startswith("✗ proven: `mul` has 1.0 in the reference and 0.5 in the port.")
+    assert text.endswith("diverged: 1 fault, 1 proven; with the reference's values there, the "
+                         "whole port matches")  # fmt: skip
+    assert "▸" in text and "with the reference's value behind test_callables.py:" in text
+
+
+def test_a_backward_pass_and_an_optimizer_are_part_of_the_program() -> None:
+    def train(rate: float, clip: float) -> Callable[[], None]:
+        def run() -> None:
+            model = Model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(X).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+
+        return run
+
+    assert otel_torch.bisect(train(0.1, 1.0), train(0.1, 1.0)).verdict == "match"
+    answer = otel_torch.bisect(train(0.1, 1.0), train(0.2, 1.0))
+    assert texts(answer) == ["optimizer.step()"] and answer.faults[0].proof == "proven"
+
+
+class Waves(nn.Module):
+    """A model of time, whose waves make much of a small difference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.time, self.inner, self.out = nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        angles = time[:, None] * 10000.0 ** (-torch.arange(8) / 8)
+        waves = torch.cat([angles.cos(), angles.sin()], -1)
+        return self.out(F.silu(self.inner(x) + self.time(waves)))
+
+
+def rounding(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    model = Waves().requires_grad_(False)
+
+    def sample(x: Tensor) -> Tensor:
+        for sigma in torch.tensor([1.0, 0.9375, 0.8333, 0.625]):
+            x = x - 0.1 * model(x, cast(sigma).expand(len(x)))
+        return x
+
+    return sample
+
+
+def test_what_heals_only_together_is_named_and_the_cast_that_did_it_pointed_at() -> None:
+    right, wrong = rounding(lambda s: s * 1000), rounding(lambda s: s.bfloat16().float() * 1000)
+    answer = otel_torch.bisect(right, wrong, X)
+    assert answer.is_healed and [fault.proof for fault in answer.faults] == ["proven"]
+    assert texts(answer) == ["waves = torch.cat([angles.cos(), angles.sin()], -1)"]
+    (warning,) = answer.report.warnings
+    assert "only the port computes in bfloat16, first at " in warning
+    number = int(warning.partition("test_callables.py:")[2].partition(":")[0])
+    assert "s.bfloat16().float() * 1000" in Path(__file__).read_text().splitlines()[number - 1]
+
+
+def test_a_line_that_is_healed_in_several_layers_at_once_is_said_to_hide_what_is_between() -> None:
+    answer = otel_torch.bisect(Model(6), Model(6, activation=F.relu, everywhere=True), X)
+    assert answer.is_healed and len(answer.faults) == 1 and len(answer.runs) <= 8
+    assert "was healed in several places at once" in answer.report.warnings[0]
+
+
+def test_a_fault_in_two_layers_does_not_hide_one_behind_them() -> None:
+    port = Model(4)
+    with torch.no_grad():
+        for block in port.blocks[:2]:
+            block.change = {"activation": F.relu}
+        port.blocks[3].change = {"residual": 0.5}
+    answer = otel_torch.bisect(Model(4), port, X)
+    assert answer.is_healed and not answer.report.warnings
+    assert [fault.port_module for fault in answer.faults] == ["blocks.0", "blocks.3"]

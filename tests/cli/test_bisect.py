@@ -1,0 +1,187 @@
+"""`otel-torch bisect` as a command: two programs in, the lines at fault out."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from otel_torch.cli.main import main
+from tests.support import environment
+
+PROGRAM = dedent("""\
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+        def forward(self, x):
+            h = torch.relu(self.up(x))
+            return self.down(h) + x
+
+    torch.manual_seed(0)
+    with torch.no_grad(), open("runs", "a") as runs:
+        Net()(torch.randn(4, 8))
+        runs.write("x")
+""")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "reference.py").write_text(PROGRAM)
+    wrong = PROGRAM.replace("torch.relu", "torch.tanh").replace("+ x", "- x")
+    (tmp_path / "port.py").write_text(wrong)
+    return tmp_path
+
+
+def bisect(
+    folder: Path, *options: str, port: tuple[str, ...] = (sys.executable, "port.py")
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "otel_torch", "bisect", *options]
+    command += ["--", sys.executable, "reference.py", "--", *port]
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240
+    )
+
+
+def test_two_faults_in_one_command(folder: Path) -> None:
+    done = bisect(
+        folder, "--json", "answer.json", "--html", "answer.html",
+        "--junit", "junit.xml", "--sarif", "answer.sarif",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "✗ proven (1 of 2): The reference computes `relu` where the port computes `tanh`." in (
+        done.stdout
+    )
+    assert "✗ proven (2 of 2): The reference computes `add` where the port computes `sub`." in (
+        done.stdout
+    )
+    assert "port  port.py:10" in done.stdout and "port  port.py:11" in done.stdout
+    assert done.stdout.rstrip().endswith("the whole port matches")
+    answer = json.loads((folder / "answer.json").read_text())
+    assert answer["verdict"] == "diverged" and answer["healed"]
+    assert [fault["port_line"]["line"] for fault in answer["faults"]] == [10, 11]
+    assert len(answer["runs"]) == 5
+    assert "port.py:10" in (folder / "answer.html").read_text()
+    (step,) = answer["next"]
+    assert step["command"] == [
+        "otel-torch", "bisect", "--", sys.executable, "reference.py", "--", sys.executable, "port.py"
+    ]  # fmt: skip
+    assert f"\n  otel-torch bisect -- {sys.executable} reference.py -- " in done.stdout
+    (run,) = json.loads((folder / "answer.sarif").read_text())["runs"]
+    lines = [
+        result["locations"][0]["physicalLocation"]["region"]["startLine"]
+        for result in run["results"]
+    ]
+    assert lines == [10, 11] and run["tool"]["driver"]["name"] == "otel-torch bisect"
+    assert (folder / "junit.xml").read_text().count("<failure") == 2
+    assert not (folder / "otel-torch" / "bisect").exists()
+
+
+def test_a_match_and_what_an_earlier_call_has_run(folder: Path) -> None:
+    same = (sys.executable, "reference.py")
+    first = bisect(folder, "--keep", port=same)
+    assert first.returncode == 0, first.stderr
+    assert "✓ The port matches the reference" in first.stdout
+    again = bisect(folder, "--resume", "--json", "-", port=same)
+    answer = json.loads(again.stdout)
+    assert (again.returncode, answer["verdict"], answer["next"]) == (0, "match", [])
+    assert (folder / "runs").read_text() == "xx"  # twice in all
+
+
+def test_a_folder_with_other_files_is_left_alone(folder: Path) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("keep")
+    done = bisect(folder, "--out", "mine")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "otel_torch: mine holds notes.txt, which is no run: choose another with --out\n"
+    )
+    assert (folder / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_a_port_that_fails_is_one_line(folder: Path) -> None:
+    (folder / "port.py").write_text("raise SystemExit('no weights')")
+    done = bisect(folder)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(
+        r"otel_torch: incomparable: \S+ port.py ended with 1: no weights \(all of it: "
+        r"\S+output.txt\)\n",
+        done.stderr,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "python", "a.py"], "two commands are needed"),
+        (["--", "a", "--", "b", "--", "c"], "goes into sh -c"),
+        (["--", "python3", "x", "--", "port.py"], "did you mean: python port.py"),
+        (["--module", "(", "--", "a", "--", "b"], "is no regular expression"),
+        (["--tolerance", "0", "--", "a", "--", "b"], "is not a relative error"),
+    ],
+    ids=str,
+)
+def test_wrong_usage_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bisect", *words]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors and errors.count("\n") == 1
+
+
+RANKS = dedent("""\
+    import os, sys, torch
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("gloo")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x):
+            h = torch.relu(self.first(x))
+            dist.all_reduce(h)
+            return self.last(h * SCALE)
+
+    torch.manual_seed(0)
+    net = Net()
+    torch.manual_seed(dist.get_rank())
+    with torch.no_grad():
+        net(torch.randn(4, 8))
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+""")
+
+
+def test_ranks_are_compared_with_the_same_ranks(tmp_path: Path) -> None:
+    (tmp_path / "reference.py").write_text(RANKS.replace("SCALE", "0.5"))
+    (tmp_path / "port.py").write_text(RANKS.replace("SCALE", "1.0"))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "otel_torch", "bisect", "--json", "-"]
+    command += ["--", *launch, "reference.py", "--", *launch, "port.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["healed"] and [fault["proof"] for fault in answer["faults"]] == ["proven"]
+    assert answer["faults"][0]["port_line"]["text"].strip() == "return self.last(h * 1.0)"
+    assert all(len(run["recordings"]) == 2 for run in answer["runs"])

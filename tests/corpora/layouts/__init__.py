@@ -1,0 +1,1 @@
+"""Models that are split over ranks, each compared with the same model in one process."""

@@ -1,0 +1,106 @@
+"""The two programs of a case, and the lines of each that are right to name.
+
+A family is a file that holds both programs. A port that is faulty, or written in another legal way,
+is a copy of that file in which a text was replaced.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from tests.corpora.case import Line, Lines
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What changes the port.
+
+    Attributes:
+        old, new: texts of its file; `old` stands there once.
+        at: further lines of the port that are right to name: they use first what is wrong.
+        reference: the lines of the reference that do what the changed ones should.
+    """
+
+    old: str
+    new: str
+    reference: tuple[str, ...] = ()
+    at: tuple[str, ...] = ()
+
+
+def source(family: str, edits: Sequence[Edit] = ()) -> str:
+    text = (HERE / f"{family}.py").read_text()
+    for edit in edits:
+        if text.count(edit.old) != 1:
+            raise ValueError(f"{family}.py holds {text.count(edit.old)} times {edit.old!r}")
+        text = text.replace(edit.old, edit.new)
+    return text
+
+
+def lines_of(text: str, parts: tuple[str, ...]) -> set[int]:
+    """Return the lines of the statements that hold the parts, of a loop or a branch its first ones."""
+    lines: set[int] = set()
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    for part in parts:
+        if text.count(part) != 1:
+            raise ValueError(f"{text.count(part)} times {part!r}")
+        first = text[: text.index(part)].count("\n") + 1
+        for line in range(first, first + part.strip("\n").count("\n") + 1):
+            around = [s for s in statements if s.lineno <= line <= (s.end_lineno or 0)]
+            inner = max(around, key=lambda s: s.lineno)
+            body = getattr(inner, "body", None)
+            last = body[0].lineno - 1 if body else inner.end_lineno
+            lines |= set(range(inner.lineno, (last or 0) + 1))
+    return lines
+
+
+def right_lines(name: str, edit: Edit, others: Sequence[Edit] = ()) -> Lines:
+    """Return the right lines of both programs for an edit; the port may have others beside it."""
+    family = name.partition("_")[0]
+    port = lines_of(source(family, (edit, *others)), (edit.new, *edit.at))
+    reference = lines_of(source(family), edit.reference)
+    return Lines(
+        tuple(Line(place=f"{name}.py:{line}") for line in sorted(port)),
+        tuple(Line(place=f"{family}.py:{line}") for line in sorted(reference)),
+    )
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="unseen-"))
+
+
+def load(name: str, edits: Sequence[Edit] = ()) -> ModuleType:
+    """Import a family's file, or a copy of it that has been edited."""
+    path = HERE / f"{name}.py"
+    if edits:
+        path = _folder() / f"{name}.py"
+        path.write_text(source(name.partition("_")[0], edits))
+    spec = importlib.util.spec_from_file_location(f"unseen_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def side(name: str, side: str, variant: str, seed: int) -> Iterator[Callable[[], object]]:
+    """Build one side of a case; only the port is edited, with all edits that a `+` joins."""
+    from tests.corpora.unseen.edits import FAULTS, LEGAL
+
+    known = FAULTS | LEGAL
+    torch.manual_seed(seed)
+    reference, port = load(name, [known[own] for own in name.split("+") if own in known]).build()
+    torch.manual_seed(seed + 7)
+    yield reference if side == "reference" else port

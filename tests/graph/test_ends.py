@@ -1,0 +1,65 @@
+"""Which ends of two programs are compared, and with which."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from otel_torch.graph.compare import GraphComparison, compare_graphs
+from otel_torch.graph.graph import Graph
+from tests.graph.writer import Writer
+
+RANDOM = np.random.default_rng(0)
+X, Y, W = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((4, 6), (4, 6), (6, 6)))
+
+
+def sampler(factor: float, *, at_once: bool = False, is_cut: bool = False) -> Graph:
+    """Return a model that is called for two inputs, once or twice, and a sum that is no model's."""
+    writer = Writer()
+    writer.builder.is_cut = is_cut
+    x, y, w = writer.leaf("x", X, "input"), writer.leaf("y", Y, "input"), writer.leaf("w", W)
+    if at_once:
+        both = writer.op("mm", writer.op("cat", x, y, 0), w)
+        writer.end("out", both)
+        first, second = (writer.op("slice", both, 0, start, start + 4) for start in (0, 4))
+    else:
+        first, second = writer.op("mm", x, w), writer.op("mm", y, w)
+        writer.end("out", first)
+        writer.end("out#2", second)
+    scaled = writer.at("scale").op("mul.scalar", second, factor)
+    writer.end("", writer.at("sum").op("add", first, scaled))
+    return writer.finish()
+
+
+def lines(comparison: GraphComparison) -> list[str]:
+    graph = comparison.graphs[1]
+    return [
+        graph.lines[graph.nodes.line[fault.port.nodes[0]]][1]
+        for fault in comparison.faults
+        if fault.port
+    ]
+
+
+def test_what_is_made_last_is_compared_where_models_return_other_sizes() -> None:
+    assert compare_graphs(sampler(0.5), sampler(0.5, at_once=True)).is_match
+    assert lines(compare_graphs(sampler(0.5), sampler(0.7, at_once=True)))[0] == "scale"
+
+
+def test_models_that_are_called_in_another_order_match() -> None:
+    def two(order: tuple[str, str]) -> Graph:
+        writer = Writer()
+        w, arrays = writer.leaf("w", W), {"x": X, "y": Y}
+        made = {
+            name: writer.op("mm", writer.leaf(name, arrays[name], "input"), w) for name in order
+        }
+        for count, name in enumerate(order):
+            writer.end(f"out#{count}", made[name])
+        writer.end("", writer.op("sub", made["x"], made["y"]))
+        return writer.finish()
+
+    assert compare_graphs(two(("x", "y")), two(("y", "x"))).is_match
+
+
+def test_what_is_left_of_a_program_that_goes_on_is_not_compared_with_an_end() -> None:
+    comparison = compare_graphs(sampler(0.5), sampler(0.7, is_cut=True))
+    assert comparison.is_match and [pair.name for pair in comparison.ends] == ["out", "out#2"]
+    assert not compare_graphs(sampler(0.5, is_cut=True), sampler(0.7, is_cut=True)).is_match

@@ -1,0 +1,355 @@
+"""The parts of the comparison of graphs, each on a graph of a few rows."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from otel_torch.graph.blame import Rules
+from otel_torch.graph.builder import GraphBuilder
+from otel_torch.graph.compare import compare_graphs
+from otel_torch.graph.equality import EQUAL, PART, REORDERED, find_equal, has_information
+from otel_torch.graph.error_model import (
+    COARSE_ROUNDINGS,
+    ROUNDINGS,
+    _columns,
+    base_limits,
+    legal_errors,
+)
+from otel_torch.graph.graph import Graph, Rows
+from otel_torch.graph.unfold import unfold
+from tests.graph.writer import Writer
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((4, 6)).astype(np.float32)
+W = RANDOM.standard_normal((6, 6)).astype(np.float32)
+
+
+def relations(reference: Graph, port: Graph):
+    limits = tuple(base_limits(graph, legal_errors(graph)) for graph in (reference, port))
+    return find_equal(reference, port, limits)
+
+
+def one_value(array: np.ndarray, dtype: str = "float32") -> Graph:
+    writer = Writer(dtype)
+    writer.end("out", writer.op("tanh", writer.leaf("x", array, "input")))
+    return writer.finish()
+
+
+def leaves(*arrays: np.ndarray) -> Graph:
+    writer = Writer()
+    made = [writer.leaf(f"{index}", array) for index, array in enumerate(arrays)]
+    writer.end("out", made[0])
+    return writer.finish()
+
+
+def test_rows_know_their_owners_and_turn_around():
+    rows = Rows.of([[1, 0], [], [1]])
+    assert rows.lists() == [[1, 0], [], [1]]
+    assert rows.owners().tolist() == [0, 0, 2]
+    assert rows.transpose(2).lists() == [[0], [0, 2]]
+
+
+def test_values_of_two_numbers_or_of_one_say_nothing():
+    mask = np.array([[0.0, -1e9], [-1e9, 0.0], [0.0, 0.0]], np.float32)
+    graph = leaves(mask, np.ones(8, np.float32), X, X[0, :3], np.zeros(8, np.float32))
+    assert has_information(graph.values).tolist() == [False, False, True, False, False]
+
+
+def test_a_value_equals_one_of_the_same_content_wherever_it_is():
+    reference, port = relations(leaves(X, W), leaves(W, X))
+    assert port.partner.tolist() == [1, 0]
+    assert port.relation.tolist() == [EQUAL, EQUAL]
+    assert reference.group.tolist() == port.group.tolist()[::-1]
+
+
+def test_a_difference_of_ten_limits_is_no_equality():
+    near, far = X * np.float32(1 + 1e-7), X * np.float32(1 + 1e-4)
+    assert relations(leaves(X), leaves(near))[1].relation[0] == EQUAL
+    assert relations(leaves(X), leaves(far))[1].relation[0] != EQUAL
+
+
+def test_a_permutation_is_found_by_sums():
+    _, port = relations(leaves(X), leaves(np.ascontiguousarray(X.T)))
+    assert port.relation[0] == REORDERED
+
+
+def test_parts_of_a_whole_are_found_by_sums():
+    parts = [np.ascontiguousarray(W[:, index : index + 2]) for index in (0, 2, 4)]
+    reference, port = relations(leaves(W), leaves(*parts))
+    assert reference.relation.tolist() == [PART]
+    assert port.relation.tolist() == [PART] * 3
+
+
+def test_legal_error_grows_with_depth_and_with_the_dtype():
+    writer = Writer()
+    x = y = writer.leaf("x", X, "input")
+    for _ in range(3):
+        y = writer.op("tanh", y)
+    rounded = writer.cast(x)
+    writer.end("out", y)
+    errors = legal_errors(writer.finish())
+    assert errors[y.index] == pytest.approx(2 * ROUNDINGS * 2.0**-24)
+    assert errors[rounded.index] == pytest.approx(COARSE_ROUNDINGS * 2.0**-8, rel=1e-3)
+
+
+def test_a_small_term_brings_a_small_error_into_a_sum():
+    writer = Writer()
+    x = writer.leaf("x", X, "input")
+    y = x
+    for _ in range(15):
+        y = writer.op("mul.scalar", y, 0.5)
+    total = writer.op("add", x, y)
+    writer.end("out", total)
+    errors = legal_errors(writer.finish())
+    assert errors[y.index] == pytest.approx(4 * ROUNDINGS * 2.0**-24)
+    assert errors[total.index] == pytest.approx(2**0.5 * ROUNDINGS * 2.0**-24, rel=1e-3)
+
+
+def test_a_fused_operation_reads_what_its_parts_made():
+    writer = Writer()
+    x, weight = writer.leaf("x", X, "input"), writer.leaf("w", W[0])
+    whole = writer.op("rms_norm", x, weight, 0.1)
+    writer.inside = writer.builder.node_count - 1
+    mean = writer.op("add.scalar", writer.op("mean", writer.op("square", x), -1), 0.1)
+    last = writer.op("mul", writer.op("mul", x, writer.op("rsqrt", mean)), weight)
+    writer.inside = -1
+    end = writer.op("tanh", whole)
+    graph = writer.finish()
+    opened = unfold(graph, base_limits(graph, legal_errors(graph)))
+    node = int(opened.values.maker[whole.index])
+    assert opened.nodes.reads[node].tolist() == [last.index]
+    assert opened.nodes.moves[node]
+    assert opened.values.maker[last.index] < node < opened.values.maker[end.index]
+
+
+def two_steps(scale: float, *, swap: bool = False, end: str = "last") -> Graph:
+    """Return mm, scale, tanh, mm: six rows."""
+    writer = Writer()
+    x = writer.at("x").leaf("x", X, "input")
+    weight = writer.at("weight").leaf("w", W)
+    first = writer.at("first").op("mm", x, weight)
+    scaled = writer.at("scale").op("mul.scalar", first, scale)
+    bent = writer.at("bend").op("tanh", scaled)
+    operands = (x, bent) if swap else (bent, x)
+    last = writer.at("last").op("sub", *operands)
+    writer.end("out", {"last": last, "bent": bent}[end])
+    return writer.finish()
+
+
+def test_another_number_is_named_with_both_numbers():
+    comparison = compare_graphs(two_steps(0.5), two_steps(0.25))
+    (fault,) = comparison.faults
+    assert [place.nodes for place in fault.places] == [(1,), (1,)]
+    assert fault.explanation.kind == "arguments"
+    assert fault.explanation.reference == (0.5,) and fault.explanation.port == (0.25,)
+    assert fault.error == pytest.approx(0.5, rel=0.3)
+
+
+def test_exchanged_operands_are_named():
+    (fault,) = compare_graphs(two_steps(0.5), two_steps(0.5, swap=True)).faults
+    assert [place.nodes for place in fault.places] == [(3,), (3,)]
+    assert fault.explanation.kind == "exchanged"
+
+
+def test_equal_programs_have_no_fault_and_no_wrong_value():
+    comparison = compare_graphs(two_steps(0.5), two_steps(0.5))
+    assert comparison.is_match and comparison.faults == []
+    assert comparison.counts[0] == {"right": 6, "doubtful": 0, "wrong": 0}
+
+
+def test_an_end_that_is_right_elsewhere_is_a_fault_of_the_end():
+    comparison = compare_graphs(two_steps(0.5), two_steps(0.5, end="bent"))
+    (fault,) = comparison.faults
+    assert fault.explanation.kind == "end" or fault.reference.nodes == (3,)
+
+
+def test_a_wrong_weight_is_a_leaf_on_both_sides():
+    graphs = []
+    for factor in (1.0, 1.5):
+        writer = Writer()
+        x, weight = writer.leaf("x", X, "input"), writer.leaf("w", W * np.float32(factor))
+        writer.end("out", writer.op("mm", x, weight))
+        graphs.append(writer.finish())
+    (fault,) = compare_graphs(*graphs).faults
+    assert fault.explanation.kind == "leaf"
+    assert [place.leaf for place in fault.places] == [1, 1]
+
+
+def test_two_independent_faults_are_both_listed():
+    graphs = []
+    for first, second in ((0.5, 0.3), (0.7, 0.9)):
+        writer = Writer()
+        x, weight = writer.leaf("x", X, "input"), writer.leaf("w", W)
+        left = writer.at("left").op("tanh", writer.op("mul.scalar", x, first))
+        y = writer.at("mm").op("mm", x, weight)
+        right = writer.at("right").op("exp", writer.op("mul.scalar", y, second))
+        writer.end("out", writer.at("sum").op("add", left, right))
+        graphs.append(writer.finish())
+    faults = compare_graphs(*graphs).faults
+    lines = {graphs[1].lines[graphs[1].nodes.line[fault.port.nodes[0]]][1] for fault in faults}
+    assert lines == {"left", "right"}
+
+
+def test_a_scale_that_a_norm_hides_is_no_other_way_to_write_the_same():
+    """The norm of a scaled stream is right, and the residual is wrong: the scale is the fault."""
+    graphs = []
+    for scale in (2.0, 3.0):
+        writer = Writer()
+        x = writer.leaf("x", X, "input")
+        stream = writer.at("scale").op("mul.scalar", x, scale)
+        root = writer.at("norm").op("sqrt", writer.op("mean", writer.op("square", stream), -1))
+        normed = writer.at("norm").op("div", stream, root)
+        writer.end("out", writer.at("residual").op("add", stream, normed))
+        graphs.append(writer.finish())
+    (fault,) = compare_graphs(*graphs).faults
+    assert [place.nodes for place in fault.places] == [(0,), (0,)]
+    (fault,) = compare_graphs(*graphs, rules=replace(Rules(), sees_insensitive=False)).faults
+    assert [place.nodes for place in fault.places] != [(0,), (0,)]
+
+
+def test_graphs_without_values_and_ends_compare():
+    empty = GraphBuilder().finish()
+    comparison = compare_graphs(empty, empty)
+    assert comparison.is_match and comparison.faults == []
+
+
+def test_noise_of_another_program_is_refused():
+    with pytest.raises(ValueError, match="other operations"):
+        compare_graphs(two_steps(0.5), two_steps(0.5), one_value(X))
+
+
+def test_arguments_are_compared_as_json():
+    writer = Writer()
+    x = writer.leaf("x", X, "input")
+    writer.end("out", writer.op("mul.scalar", x, 0.5))
+    graph = writer.finish()
+    assert json.loads(graph.arguments[graph.nodes.argument[0]]) == [None, 0.5]
+
+
+def test_a_weight_that_is_wrong_in_one_part_is_not_acquitted_by_the_others():
+    """Heads that the wrong columns do not reach are right; both programs take them alike."""
+    graphs = []
+    for factor in (1.0, 1.5):
+        weight = W.copy()
+        weight[:, 0] *= np.float32(factor)
+        writer = Writer()
+        y = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", weight))
+        halves = [writer.op("slice", y, 1, start, start + 3) for start in (0, 3)]
+        writer.end("out", writer.op("sub", writer.op("tanh", halves[0]), halves[1]))
+        graphs.append(writer.finish())
+    (fault,) = compare_graphs(*graphs).faults
+    assert [place.leaf for place in fault.places] == [1, 1]
+
+
+def ends(shape: tuple[int, ...], order: tuple[int, ...]) -> Graph:
+    """Return a program that ends with a reordered tensor of a shape."""
+    writer = Writer()
+    y = writer.op("tanh", writer.leaf("x", X, "input"))
+    writer.end("out", writer.op("reshape", writer.op("transpose", y, order), shape))
+    return writer.finish()
+
+
+def test_an_end_of_another_layout_is_right_and_one_in_another_order_is_wrong():
+    reference = ends((4, 6), (0, 1))
+    assert compare_graphs(reference, ends((6, 4), (1, 0))).is_match
+    comparison = compare_graphs(reference, ends((4, 6), (1, 0)))
+    assert not comparison.is_match
+    (fault,) = comparison.faults
+    assert fault.port.nodes == (1,)
+    assert fault.explanation.kind == "order"
+
+
+def test_an_end_that_nobody_measured_accuses_nobody():
+    graphs = []
+    for seed in (0, 1):
+        builder = GraphBuilder()
+        builder.add_end("out", builder.add_value(numel=-1, leaf="unseen", name=str(seed)))
+        graphs.append(builder.finish())
+    assert compare_graphs(*graphs).is_match
+
+
+def test_parts_that_one_line_makes_in_turn_are_found():
+    reference, port = Writer(), Writer()
+    for name in "qk":
+        weight = RANDOM.standard_normal((6, 6)).astype(np.float32)
+        reference.op("mm", reference.leaf("x", X, "input"), reference.leaf(name, weight))
+        port.leaf(name, weight)
+    for head in range(3):
+        for name in "qk":
+            rows = port.at("heads").op("slice", port.leaf(name, X), 1, 2 * head, 2 * head + 2)
+            port.at("heads").op("mm", port.leaf("x", X, "input"), rows)
+    sides = relations(reference.finish(), port.finish())
+    assert [sides[0].relation[value] for value in (2, 4)] == [PART, PART]
+    partners = [int(sides[1].partner[value]) for value in (4, 6, 8, 10, 12, 14)]
+    assert partners == [2, 4, 2, 4, 2, 4]
+
+
+def test_numbers_that_one_program_holds_several_times_are_known():
+    once, thrice = relations(leaves(X), leaves(np.concatenate([X] * 3)))
+    assert once.relation.tolist() == thrice.relation.tolist() == [PART]
+
+
+def test_what_a_difference_leaves_has_the_errors_of_both_terms():
+    writer = Writer()
+    x, y = writer.leaf("x", X, "input"), writer.leaf("y", RANDOM.standard_normal((4, 6)), "input")
+    near = writer.op("add", x, writer.op("mul.scalar", y, 0.01))
+    left = writer.op("sub", near, x)
+    writer.end("out", left)
+    errors = legal_errors(writer.finish())
+    size = np.linalg.norm(X) / np.linalg.norm(left.array)
+    assert errors[left.index] == pytest.approx(size * 3**0.5 * ROUNDINGS * 2.0**-24, rel=0.3)
+
+
+def test_what_comes_in_another_order_is_named_before_what_sees_it():
+    """The sum and the product of a joined value are written otherwise, so they are no twins."""
+
+    def joined(swap: bool, fused: bool) -> Graph:
+        writer = Writer()
+        x = writer.leaf("x", X, "input")
+        parts = [writer.op("tanh", x), writer.op("exp", x)]
+        both = writer.at("join").op("cat", *(parts[::-1] if swap else parts), 1)
+        w, bias = writer.leaf("w", np.concatenate([W, W[::-1]])), writer.leaf("b", X)
+        writer.at("use")
+        out = writer.op("addmm", bias, both, w) if fused else writer.op("mm", both, w)
+        writer.end("out", out if fused else writer.op("add", out, bias))
+        return writer.finish()
+
+    assert compare_graphs(joined(False, False), joined(False, True)).is_match
+    for rules, line in ((Rules(), "join"), (replace(Rules(), finds_other_orders=False), "use")):
+        comparison = compare_graphs(joined(False, False), joined(True, True), rules=rules)
+        graph, node = comparison.graphs[1], comparison.faults[0].port.nodes[0]
+        assert graph.lines[graph.nodes.line[node]][1] == line
+
+
+def stepped_by_rounding(*, as_sum: bool = False, rate: float = 0.01) -> Graph:
+    """Return the gradient of a bias before a softmax, zero but for rounding, and what a step of one
+    size in its direction makes of a parameter.
+    """
+    writer = Writer()
+    x = writer.leaf("x", np.random.default_rng(7).standard_normal((60, 6), np.float32), "input")
+    mean = writer.op("mul.scalar", writer.op("sum", x, 0), 1 / 60) if as_sum else None
+    terms = writer.op("sub", x, mean or writer.op("mean", x, 0))
+    gradient = writer.op("sum", terms, 0)
+    sign = writer.op("div", gradient, writer.op("sqrt", writer.op("square", gradient)))
+    step = writer.at("step").op("mul.scalar", sign, rate)
+    writer.end("grad", gradient)
+    writer.end("param", writer.op("add", writer.leaf("p", X[:1]), step))
+    writer.end("terms", writer.op("mul.scalar", terms, 100 * rate))
+    return writer.finish()
+
+
+def test_what_may_be_all_rounding_accuses_nobody():
+    plain = stepped_by_rounding()
+    comparison = compare_graphs(plain, stepped_by_rounding(as_sum=True))
+    assert comparison.is_match
+    errors = {pair.name: pair.error for pair in comparison.ends}
+    assert errors["grad"] > 0.1 and errors["param"] > 1e-4  # but it is not small
+    wrong = compare_graphs(plain, stepped_by_rounding(as_sum=True, rate=0.02)).ends
+    assert [pair.is_right for pair in wrong] == [True, True, False]
+
+
+def test_an_operation_on_lists_mixes_no_errors_of_its_places():
+    assert _columns("[[null, null], [null, null], 0.1]", [1, 2, 3, 4], [5, 6]) == [[1, 3], [2, 4]]
+    assert _columns("[null, null]", [1, 2], [3]) is None
