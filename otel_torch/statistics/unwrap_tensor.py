@@ -87,6 +87,20 @@ def unwrap(tensor: Tensor) -> Unwrapped:
     return Unwrapped(_if_readable(tensor), numel, shape, in_order=True)
 
 
+def host_values(tensor: Tensor) -> Tensor | None:
+    """Return the values of a tensor, of a distributed one those of this rank, without a gradient.
+
+    None if they are on a device, or cannot be read. May raise.
+
+    >>> host_values(torch.nn.Parameter(torch.ones(1)))
+    tensor([1.])
+    """
+    if not tensor.is_cpu:
+        return None
+    values = unwrap(tensor).values
+    return values.detach() if values is not None and values.is_cpu else None
+
+
 def dtype_name(tensor: Tensor) -> str:
     """Return the type of a tensor's numbers: of a wrapper around quantized ones, that of those.
 

@@ -7,7 +7,7 @@ A few elements of three parameters stand for all. What is on a device is not loo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from otel_torch.process.console import say_once
 from otel_torch.sources.models.model import Model
 from otel_torch.sources.modules.module_names import core
 from otel_torch.sources.replacements import Replacements
+from otel_torch.statistics.unwrap_tensor import host_values
 from otel_torch.torch_private import unobserved
 
 _ELEMENTS = 64
@@ -106,9 +107,22 @@ class LoadedState:
 
 @unobserved
 def _probes_of(module: nn.Module) -> dict[str, Tensor]:
-    named = [named for named in module.named_parameters() if _is_read(named[1])]
-    chosen = {index for index in (0, len(named) // 2, len(named) - 1) if named}
-    return {named[index][0]: _elements(named[index][1]).clone() for index in sorted(chosen)}
+    probes = {name: elements for name, elements in _named_elements(module) if _tells(elements)}
+    names = list(probes)
+    chosen = {index for index in (0, len(names) // 2, len(names) - 1) if names}
+    return {names[index]: probes[names[index]].clone() for index in sorted(chosen)}
+
+
+def _named_elements(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the first elements of the parameters that the host can read."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and (values := host_values(parameter)) is not None:
+            yield name, values.reshape(-1)[:_ELEMENTS].float()
+
+
+def _tells(elements: Tensor) -> bool:
+    """Return whether a parameter would show a load: one of equal numbers may begin with them."""
+    return elements.numel() > 1 and bool((elements != elements[0]).any())
 
 
 def _is_empty(module: nn.Module, result: Any) -> bool:
@@ -118,28 +132,13 @@ def _is_empty(module: nn.Module, result: Any) -> bool:
     return bool(getattr(result, "unexpected_keys", ())) and bool(names) and names <= missing
 
 
-def _is_read(parameter: Tensor) -> bool:
-    """Return whether a parameter tells: one that begins with the same numbers anyway does not."""
-    if not (parameter.is_cpu and parameter.is_floating_point() and parameter.numel() > 1):
-        return False
-    values = _elements(parameter)
-    return bool((values != values[0]).any())
-
-
-def _elements(parameter: Tensor) -> Tensor:
-    return parameter.detach().reshape(-1)[:_ELEMENTS].float()
-
-
 def _all_differ(load: _Load, module: nn.Module) -> bool:
     """Return whether no parameter that was loaded has its numbers in a module."""
-    now = dict(module.named_parameters())
-    pairs: Iterable[tuple[Tensor, Tensor | None]] = (
-        (values, now.get(name)) for name, values in load.probes.items()
-    )
+    now = dict(_named_elements(module))
+    pairs = ((values, now.get(name)) for name, values in load.probes.items())
     return all(
-        parameter is not None
-        and parameter.is_cpu
-        and parameter.numel() >= values.numel()
-        and not torch.allclose(_elements(parameter), values, rtol=_CAST, atol=1e-6)
-        for values, parameter in pairs
+        elements is not None
+        and elements.shape == values.shape
+        and not torch.allclose(elements, values, rtol=_CAST, atol=1e-6)
+        for values, elements in pairs
     )

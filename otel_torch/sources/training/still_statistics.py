@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from otel_torch import torch_private
 from otel_torch.sources.models.model import Model
+from otel_torch.statistics.unwrap_tensor import host_values
 
 
 class _Norm(NamedTuple):
@@ -36,8 +37,9 @@ class _Norm(NamedTuple):
             return False
         if module.weight is not None and not module.weight.requires_grad:
             return False
-        if self.mean is not None and module.running_mean.is_cpu:
-            return torch.equal(self.mean, module.running_mean)
+        mean = host_values(module.running_mean)
+        if self.mean is not None and mean is not None:
+            return torch.equal(self.mean, mean)
         return module.momentum == 0 or _counted(module) == self.counted is not None
 
 
@@ -50,8 +52,9 @@ class StillStatistics:
         for site in list(model.sites.values()):
             module: Any = site.module()
             if isinstance(module, _BatchNorm) and module.running_mean is not None and site.names:
-                mean = module.running_mean.clone() if module.running_mean.is_cpu else None
-                self._norms.append(_Norm(site.names[0][0], site.module, _counted(module), mean))
+                mean = host_values(module.running_mean)
+                kept = None if mean is None else mean.clone()
+                self._norms.append(_Norm(site.names[0][0], site.module, _counted(module), kept))
 
     def names(self) -> list[str]:
         """Return the modules whose statistics have not moved since then."""

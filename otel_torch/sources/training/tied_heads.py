@@ -18,6 +18,7 @@ from otel_torch import torch_private
 from otel_torch.sources.models.model import Model
 from otel_torch.sources.modules.module_names import all_modules
 from otel_torch.statistics.samples import sample
+from otel_torch.statistics.unwrap_tensor import host_values
 
 
 class _Holder(NamedTuple):
@@ -83,10 +84,11 @@ def _are_equal(first: Tensor, second: Tensor) -> bool:
     """Return whether two weights are one, or hold the same numbers, and not one number alone."""
     if first is second:
         return True
-    if not (first.is_cpu and second.is_cpu and type(first.data) is type(second.data) is Tensor):
+    values, others = host_values(first), host_values(second)
+    if values is None or others is None or values.shape != others.shape:
         return False
-    values = sample(first.detach())
-    return torch.equal(values, sample(second.detach())) and bool((values != values[..., :1]).any())
+    values = sample(values)
+    return torch.equal(values, sample(others)) and bool((values != values[..., :1]).any())
 
 
 def _have_parted(first: Tensor | None, second: Tensor | None) -> bool:
