@@ -40,8 +40,7 @@ def _has_unexplained_nonfinite(shown: _Shown) -> bool:
 
 
 def _has_troubles(shown: _Shown) -> bool:
-    selection = shown.overview.selection
-    return bool(troubles(selection.training, shown.overview.meta, selection.seen_modules))
+    return bool(troubles(shown.overview.selection.training, shown.overview.laws))
 
 
 def _zoom(shown: _Shown) -> list[NextStep]:

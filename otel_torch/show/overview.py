@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from otel_torch.laws.facts import BrokenLaw
+from otel_torch.laws.table import broken_laws
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
@@ -61,7 +64,7 @@ class TensorLine:
             self.row |= self._statistics.values
 
 
-@dataclass(slots=True)
+@dataclass
 class Overview:
     """What a recording holds, and what became of its run."""
 
@@ -75,6 +78,11 @@ class Overview:
     def has_line_per_record(self) -> bool:
         """Whether each record has its own line, rather than each tensor."""
         return self.selection.steps is not None
+
+    @cached_property
+    def laws(self) -> list[BrokenLaw]:
+        """The laws of training that the run breaks; to be asked once all records are added."""
+        return broken_laws(self.selection.training, self.meta, self.selection.seen_modules)
 
     def add(self, row: Row) -> None:
         """Add a selected record."""
@@ -95,8 +103,7 @@ class Overview:
         from otel_torch.show.next_steps import next_steps
 
         training = self.selection.training
-        called = self.selection.seen_modules
-        health = training_json(training, self.meta, called) if training.rows else None
+        health = training_json(training, self.meta, self.laws) if training.rows else None
         return {
             "schema": SCHEMA,
             "recording": self.selection.path,

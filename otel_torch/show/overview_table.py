@@ -83,10 +83,9 @@ def overview_lines(
     summary += [paint(escape(outcome.text), _STYLES[outcome.kind], color)]
     summary += [paint(escape(f"! {text}"), "yellow", color) for text in overview.warnings]
     training = overview.selection.training
-    called = overview.selection.seen_modules
-    for line in verdict_lines(training, overview.meta, called):
+    for line in verdict_lines(training, overview.meta, overview.laws):
         summary.append(paint(escape(line.text), _STYLES[line.kind], color))
-    found = troubles(training, overview.meta, called)
+    found = troubles(training, overview.laws)
     summary += [paint(escape(f"! {text}"), "red", color) for text in found]
     yield escape(overview.heading())
     yield from summary

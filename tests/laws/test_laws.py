@@ -8,6 +8,7 @@ import pytest
 
 from otel_torch.laws.ranks import broken_rank_laws
 from otel_torch.laws.series import TrainingSeries
+from otel_torch.laws.table import broken_laws
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.show.selection import Selection
 from otel_torch.show.training.trouble import troubles
@@ -290,7 +291,8 @@ def lines(tmp_path: Path, program: str) -> list[str]:
         pass
     metadata = read_metadata(tmp_path / "run.jsonl", warn=pytest.fail)
     assert selection.training.rows
-    return troubles(selection.training, metadata, selection.seen_modules)
+    laws = broken_laws(selection.training, metadata, selection.seen_modules)
+    return troubles(selection.training, laws)
 
 
 @pytest.mark.parametrize("kind", BROKEN)

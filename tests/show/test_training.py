@@ -61,7 +61,7 @@ def lines_of(rows):
     training = TrainingSeries()
     for each in rows:
         training.add(each)
-    return troubles(training)
+    return troubles(training, [])
 
 
 def recorded(path, label):

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from otel_torch.laws.series import Series, TrainingSeries, quantity_of
+from otel_torch.laws.table import broken_laws
 from otel_torch.rendering.page import escaped, html_table
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
@@ -90,12 +91,12 @@ def training_section(runs: Sequence[Run]) -> TrainingSection:
 def _tables(run: Run, name: str) -> list[str]:
     """Return what points at trouble in a run, and a table for each model."""
     training = run.selection.training
-    called = run.selection.seen_modules
+    laws = broken_laws(training, run.metadata, run.selection.seen_modules)
     lines = [
         f'<p><span class="badge {verdict.kind}">{escaped(name + verdict.text)}</span></p>'
-        for verdict in verdict_lines(training, run.metadata, called)
+        for verdict in verdict_lines(training, run.metadata, laws)
     ]
-    found = troubles(training, run.metadata, called)
+    found = troubles(training, laws)
     lines += [f'<p class="introduced">! {escaped(name + trouble)}</p>' for trouble in found]
     for model in training.models:
         header, table = table_of(training, model)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from otel_torch.laws.facts import BrokenLaw
 from otel_torch.laws.series import Series, TrainingSeries, quantity_of
-from otel_torch.laws.table import broken_laws, verdict_on
+from otel_torch.laws.table import verdict_on
 from otel_torch.rendering.table import Line, escape, format_table
 from otel_torch.rendering.words import plural
 from otel_torch.show.training.trouble import WORDS, troubles
@@ -29,14 +30,9 @@ class Extent(NamedTuple):
 
 
 def training_json(
-    training: TrainingSeries, metadata: dict[str, Any], called: Iterable[str]
+    training: TrainingSeries, metadata: dict[str, Any], laws: Sequence[BrokenLaw]
 ) -> dict[str, Any]:
-    """Return the health of a training for `--json`, with NaN and Inf as numbers.
-
-    Args:
-        called: The modules with activations in the recording.
-    """
-    laws = broken_laws(training, metadata, called)
+    """Return the health of a training for `--json`, with NaN and Inf as numbers."""
     return {
         "models": {
             model: {
@@ -51,7 +47,7 @@ def training_json(
             for model in training.models
         },
         "laws": [law._asdict() for law in laws],
-        "troubles": troubles(training, metadata, called),
+        "troubles": troubles(training, laws),
     }
 
 
@@ -74,10 +70,9 @@ class VerdictLine(NamedTuple):
 
 
 def verdict_lines(
-    training: TrainingSeries, metadata: dict[str, Any], called: Iterable[str]
+    training: TrainingSeries, metadata: dict[str, Any], laws: Sequence[BrokenLaw]
 ) -> Iterator[VerdictLine]:
     """Yield for each model whether it trains, and why."""
-    laws = broken_laws(training, metadata, called)
     for model in training.models:
         verdict = verdict_on(training, metadata, laws, model)
         is_broken = any(law.model == model for law in laws)

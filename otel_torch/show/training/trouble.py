@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
-from types import MappingProxyType
-from typing import Any
 
+from otel_torch.laws.facts import BrokenLaw
 from otel_torch.laws.series import Series, TrainingSeries
-from otel_torch.laws.table import broken_laws
 from otel_torch.records import LoopStep
 from otel_torch.rendering.words import plural
 from otel_torch.training_quantities import ROWS
@@ -38,19 +36,9 @@ WORDS = {
 }
 
 
-def troubles(
-    training: TrainingSeries,
-    metadata: Mapping[str, Any] = MappingProxyType({}),
-    called: Iterable[str] = (),
-) -> list[str]:
-    """Return a line for each trouble, those of a model together.
-
-    Args:
-        metadata: Of the recording.
-        called: The modules with activations in the recording.
-    """
-    models, laws = training.models, broken_laws(training, metadata, called)
-    lines = []
+def troubles(training: TrainingSeries, laws: Sequence[BrokenLaw]) -> list[str]:
+    """Return a line for each trouble and each broken law, those of a model together."""
+    models, lines = training.models, []
     for model in models:
         seen = [line for rule in _RULES for line in rule(training, model)]
         seen += [f"{law.text} (law: {law.law})" for law in laws if law.model == model]
