@@ -168,7 +168,7 @@ WITH_COMMANDS = [page for page in PAGES if "```sh\n" in page.read_text()]
 TRIED = [
     pytest.param(page, id=page_id(page), marks=marks_of(page))
     for page in WITH_COMMANDS
-    if not marks_of(page) or page in sample(WITH_COMMANDS, 3)
+    if not marks_of(page) or page in sample(WITH_COMMANDS, 7)
 ]
 
 

@@ -22,7 +22,7 @@ from tests.sampling import sample
 pytestmark = pytest.mark.scoreboard
 
 driver = importlib.import_module("tests.benchmarks.__main__")
-MINE = [
+ALL = [
     "compiled",
     "caching",
     "six_statistics",
@@ -39,6 +39,8 @@ MINE = [
     "bandwidth",
     "peers",
     "growth",
+    "diff",
+    pytest.param("fastvideo_trace", marks=pytest.mark.fastvideo),
 ]
 # why a figure may be missing
 EXCUSES = ("no GPU here", "is not installed here")
@@ -69,23 +71,13 @@ def check(figure: dict[str, Any]) -> None:
         assert figure["met"] is None or figure["met"] == (figure["ours"] <= figure["goal"])
 
 
-@pytest.mark.parametrize("name", sample(MINE))
+@pytest.mark.parametrize("name", sample(ALL, len(ALL)))
 def test_runs_at_its_smallest(name: str) -> None:
+    if name == "diff":
+        pytest.importorskip(
+            "orjson", reason="`make bench` installs the readers that diff is held against"
+        )
     for figure in smallest(name):
-        check(figure)
-
-
-def test_diff_runs_at_its_smallest() -> None:
-    pytest.importorskip(
-        "orjson", reason="`make bench` installs the readers that diff is held against"
-    )
-    for figure in smallest("diff"):
-        check(figure)
-
-
-@pytest.mark.fastvideo
-def test_the_real_fastvideo_runs_at_its_smallest() -> None:
-    for figure in smallest("fastvideo_trace"):
         check(figure)
 
 

@@ -1,6 +1,6 @@
 """Each training of the corpus has its defect and no other, and `otel-torch show` names that law alone.
 
-`python -m tests.corpora.laws` runs all of them; here a seventh runs each day.
+`python -m tests.corpora.laws` runs all of them; here a fourteenth runs each day.
 """
 
 from __future__ import annotations
