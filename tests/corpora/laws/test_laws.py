@@ -29,12 +29,6 @@ MISJUDGED: dict[str, set[str]] = LOOK_LIKE_MISTAKES | {
     "trainer_whose_collator_pads_everything": set(),
     # both are true
     "class_token_taken_before_the_blocks": {"loss_ignores_inputs", "no_gradient"},
-    # true, too; of what an optimizer holds frozen, no change is recorded
-    "all_but_the_norms_frozen_after_the_optimizer_was_made": {"not_held"},
-    # it stops after three steps that change the parameters
-    "step_compiled_anew_in_a_batch_without_gradients": set(),
-    # changes are recorded by module, and the bias of this one changes
-    "update_written_to_a_contiguous_copy": set(),
     # every second batch is new
     "workers_that_draw_the_same_numbers": set(),
     # it looks like a loaded head on another body
