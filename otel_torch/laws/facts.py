@@ -83,15 +83,19 @@ class TrainingFacts:
         return self._own(name for entry in self.optimizers for name in entry.get(kind, ()))
 
     @cached_property
-    def trained(self) -> set[str]:
-        """The parameters that an optimizer holds and that require a gradient."""
+    def held(self) -> set[str]:
+        """The parameters that an optimizer holds."""
         groups = (group for entry in self.optimizers for group in entry.get("groups", ()))
-        held = self._own(name for group in groups for name in group.get("parameters", ()))
-        return set(held) - set(self.named("frozen"))
+        return set(self._own(name for group in groups for name in group.get("parameters", ())))
+
+    @cached_property
+    def trained(self) -> set[str]:
+        """Those of them that require a gradient."""
+        return self.held - set(self.named("frozen"))
 
     @cached_property
     def without_gradient(self) -> list[str]:
-        """Those of them that never had one, in as many steps as tell."""
+        """The trained parameters that never had a gradient, in as many steps as tell."""
         idle: dict[str, bool] = {}
         for entry in self.optimizers:
             steps = entry.get("last_step", 0) - entry.get("first_step", 0) + 1

@@ -57,13 +57,17 @@ def never_changes(facts: TrainingFacts) -> str | None:
         and are_all(facts.of_module("update_ratio", module), 0.0)
         and any(facts.of_module("grad_norm", module))
     ]
+    still += [
+        name
+        for name in facts.loop.get("unmoved_parameters") or ()
+        if name in facts.trained and owner_of(name) not in still
+    ]
     if not still:
         return None
-    steps = len(facts.of_module("update_ratio", still[0]))
     return (
-        f"no change in {listed(still)} in any of the {steps} steps looked at, although gradients "
-        "reach it and an optimizer holds it: its learning rate is 0, or something puts the old "
-        "values back"
+        f"no change in {listed(still)} in any step looked at, although gradients reach it and an "
+        "optimizer holds it: its learning rate is 0, what the optimizer writes to is a copy, or "
+        "something puts the old values back"
     )
 
 

@@ -51,6 +51,10 @@ class Series:
         self.steps.append(step)
         self.values.append(value)
 
+    def by_step(self) -> dict[int, float]:
+        """Return the last value of each step."""
+        return dict(zip(self.steps, self.values, strict=True))
+
 
 @dataclass(slots=True)
 class TrainingSeries:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from otel_torch.laws.facts import FEWEST_STEPS, TrainingFacts, are_all
 from otel_torch.laws.parts import rounded_away
+from otel_torch.laws.series import Series
+from otel_torch.records import LoopStep
 from otel_torch.training_quantities import split_label
 
 
@@ -84,6 +88,16 @@ def nothing_changes(facts: TrainingFacts) -> str | None:
             "each step of the optimizer is undone before the next one: something puts the old "
             "values of all parameters back"
         )
+    if facts.held and not facts.trained and facts.updates >= FEWEST_STEPS:
+        return (
+            "all parameters that the optimizer holds are frozen: requires_grad was switched off "
+            "behind it, or it was given the wrong ones"
+        )
+    if (since := _still_since(facts)) is not None:
+        return (
+            f"no parameter changes any more after {since}, although gradients reach them and the "
+            "learning rate is not 0: what the step does has stopped"
+        )
     if trains(facts) is not False or rounded_away(facts):
         return None
     steps = len(facts.total("update_ratio"))
@@ -91,6 +105,24 @@ def nothing_changes(facts: TrainingFacts) -> str | None:
         f"no parameter changes in any of the {steps} steps looked at: what the optimizer adds is 0 "
         "or below the rounding of the parameters"
     )
+
+
+def _still_since(facts: TrainingFacts) -> LoopStep | None:
+    """Return the last step that changed a parameter, if as many after it should have, too."""
+    ratios = facts.totals.get("update_ratio", Series())
+    values = list(zip(ratios.steps, ratios.values, strict=True))
+    still = [step for step, _ in takewhile(lambda value: not value[1], reversed(values))]
+    norms = facts.totals.get("grad_norm", Series()).by_step()
+    rates = [
+        series.by_step()
+        for label, series in facts.totals.items()
+        if split_label(label).quantity == "lr"
+    ]
+    idle = [step for step in still if norms.get(step) and any(rate.get(step) for rate in rates)]
+    changed = len(values) - len(still)
+    if not changed or len(idle) < max(FEWEST_STEPS, changed):
+        return None
+    return facts.training.steps[values[changed - 1][0]]
 
 
 def trains(facts: TrainingFacts) -> bool | None:

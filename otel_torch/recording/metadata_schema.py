@@ -114,6 +114,7 @@ class TrainingLoopEntry(msgspec.Struct):
     parted_weights: list[dict[str, str]] = []
     still_statistics: list[str] = []
     restored_parameters: list[str] = []
+    unmoved_parameters: list[str] = []
     unheld_parts: list[str] = []
     overwritten: bool = False
     nothing_loaded: bool = False

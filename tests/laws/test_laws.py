@@ -51,6 +51,27 @@ def train(net, optimizer, steps=6, before=lambda step: None, loss_of=F.cross_ent
 
 # name: a program, and what its line has
 BROKEN = {
+    "frozen behind the optimizer": (
+        "net = Net(); optimizer = SGD(net.head.parameters(), 0.1)\n"
+        "net.head.requires_grad_(False); train(net, optimizer)",
+        "all parameters that the optimizer holds are frozen",
+    ),
+    "an update that stops": (
+        "net = Net(); optimizer = SGD(net.parameters(), 0.1)\n"
+        "def stop(step):\n"
+        "    if step == 3: optimizer.register_step_post_hook(lambda *_: net.load_state_dict(weights))\n"
+        "    weights.update(copy.deepcopy(net.state_dict()))\n"
+        "weights = {}; train(net, optimizer, 12, before=stop)",
+        "no parameter changes any more after step 2",
+    ),
+    "a weight of which a copy is changed": (
+        "class Copying(SGD):\n"
+        "    def step(self):\n"
+        "        for p in self.param_groups[0]['params']:\n"
+        "            p.t().contiguous().sub_(p.grad.t()) if p.dim() == 2 else p.data.sub_(0.1 * p.grad)\n"
+        "net = Net(); train(net, Copying(net.parameters(), 0.1))",
+        "no change in `body.weight` and `head.weight` in any step looked at",
+    ),
     "loss detached": (
         "net = Net()\n"
         "def loss_of(scores, y): return F.cross_entropy(scores.detach().requires_grad_(), y)\n"
@@ -269,6 +290,16 @@ HEALTHY = {
         "    if step == 3: optimizer.add_param_group({'params': list(net.body.parameters())})\n"
         "train(net, optimizer, before=unfreeze)"
     ),
+    "biases before a norm": (
+        "class Normed(Net):\n"
+        "    def forward(self, x): return self.head(torch.tanh(self.norm(self.body(x))))\n"
+        "net = Normed(norm=nn.BatchNorm1d(8)); train(net, SGD(net.parameters(), 1e-3), 12)"
+    ),
+    "what was trained goes on from its state in another optimizer": (
+        "net = Net(); optimizer = AdamW(net.parameters()); train(net, optimizer)\n"
+        "again = AdamW(net.parameters()); again.load_state_dict(optimizer.state_dict())\n"
+        "train(net, again)"
+    ),
     "a closure": (
         "net = Net(); optimizer = torch.optim.LBFGS(net.parameters(), 0.1, max_iter=3)\n"
         "def closure():\n"
@@ -305,6 +336,8 @@ def test_what_does_not_train_is_said(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_nothing_is_said_of_what_trains(tmp_path: Path, kind: str) -> None:
     assert lines(tmp_path, HEALTHY[kind]) == []
+    metadata = read_metadata(tmp_path / "run.jsonl", warn=pytest.fail)
+    assert metadata.get("broken_laws", []) == []  # nor while it ran
 
 
 def rank(*, norms: list[float], parameters: list[float]) -> TrainingSeries:

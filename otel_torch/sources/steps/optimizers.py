@@ -49,6 +49,7 @@ class OptimizerClock:
         is_read: whether `completed` goes on from the optimizer's state.
         is_loaded: whether its state was loaded.
         steps: how many it has made while this session ran.
+        stepped_at, loaded_at: how many steps all optimizers had made by then.
     """
 
     @unseen_by_function_modes
@@ -60,7 +61,7 @@ class OptimizerClock:
         )
         self.copied: frozenset[int] = frozenset()
         self.says: Callable[[], int | None] = lambda: None
-        self.completed = self.steps = 0
+        self.completed = self.steps = self.stepped_at = self.loaded_at = 0
         self.is_claimed = self.is_in_use = False
         self.is_read = self.is_loaded = False
 
@@ -88,7 +89,7 @@ class Optimizers:
     def __init__(self) -> None:
         self._clocks: Any = WeakIdKeyDictionary()
         self.has_stepped = False
-        self._made = 0
+        self._made = self._steps = 0
         self._loads: list[OptimizerClock] = []  # of those into which a state was loaded
         self._new: deque[OptimizerClock] = deque(maxlen=_MOST_NEW)  # of those made here
         self._changes = 0  # of which optimizer holds which parameters
@@ -121,7 +122,7 @@ class Optimizers:
         clock = self._clock(optimizer)
         clock.is_read, clock.is_loaded = False, True
         self._made += 1
-        clock.serial = self._made
+        clock.serial, clock.loaded_at = self._made, self._steps
         self._loads = [*self._loads[1 - _MOST_LOADS :], clock]
 
     def stepping(self, optimizer: Any) -> OptimizerClock:
@@ -136,6 +137,8 @@ class Optimizers:
         """Count a completed step."""
         self.has_stepped = True
         clock = self._clock(optimizer)
+        self._steps += 1
+        clock.stepped_at = self._steps
         clock.completed += 1
         clock.steps += 1
         self._changes += not clock.is_in_use
@@ -171,9 +174,16 @@ class Optimizers:
         """Return those that were made while this session ran and have never stepped."""
         return [clock for clock in self._new if not clock.steps]
 
-    def has_lost_load(self, kind: str) -> bool:
-        """Return whether a state was loaded into an optimizer of a class that has never stepped."""
-        return any(clock.kind == kind and not clock.steps for clock in self._loads)
+    def has_lost_load(self, stepping: OptimizerClock) -> bool:
+        """Return whether an optimizer has stepped after a state was loaded into another one of its
+        class, which never has.
+        """
+        return any(
+            clock.kind == stepping.kind
+            and not clock.steps
+            and clock.loaded_at < stepping.stepped_at
+            for clock in self._loads
+        )
 
     def training(self, model: Trained) -> list[OptimizerClock]:
         """Return the optimizers that hold parameters of a model, or else copies of them.

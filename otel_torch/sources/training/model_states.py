@@ -47,13 +47,15 @@ class ModelStates:
 
     Args:
         has_run: whether a module was seen to run as a model.
-        restored: returns the parameters of a model whose every step was undone.
+        changes: returns which parameters of a model its steps have left as they were.
     """
 
     def __init__(
-        self, has_run: Callable[[nn.Module], bool], restored: Callable[[Model], list[str]]
+        self,
+        has_run: Callable[[nn.Module], bool],
+        changes: Callable[[Model], dict[str, list[str]]],
     ) -> None:
-        self._loads, self._restored = LoadedStates(has_run), restored
+        self._loads, self._changes = LoadedStates(has_run), changes
         self._models: weakref.WeakKeyDictionary[Model, _ModelState] = weakref.WeakKeyDictionary()
         self._described: dict[str, dict[str, Any]] = {}
         # models without an optimizer by the model in whose forward, or after which, they run
@@ -108,7 +110,7 @@ class ModelStates:
         beside = self._beside.get(model, ())
         unheld = [part.name for part in beside if part not in self._models and _is_unheld(part)]
         states = {
-            "restored_parameters": self._restored(model),
+            **self._changes(model),
             "unheld_parts": sorted(unheld),
             **state.describe(),
         }

@@ -53,6 +53,7 @@ class OptimizerFacts:
         self._optimizers, self._schedules = optimizers, schedules
         self._scheduled: dict[int, list[Schedule]] = {}  # by serial
         self._facts: dict[int, dict[str, Any]] = {}  # by serial: a loaded optimizer is another one
+        self._clocks: dict[int, OptimizerClock] = {}
         self._idle: dict[int, _Idle] = {}
         self._orphans: Counter[tuple[int, str]] = Counter()  # by serial and class
         self._untrained: dict[str, dict[str, Names]] = {}  # by model
@@ -77,6 +78,7 @@ class OptimizerFacts:
                 self._idle[clock.serial].remove_trained(optimizer)
             return
         names = _names_in([update.model for update in updates])
+        self._clocks[clock.serial] = clock
         groups = [_describe_group(group, names) for group in optimizer.param_groups]
         if len(groups) == 1:  # it may hold copies
             updated = frozenset().union(*(update.parameters for update in updates))
@@ -132,7 +134,7 @@ class OptimizerFacts:
                 | untrained
                 | {
                     "schedulers": [each.describe() for each in self._scheduled[serial]],
-                    "lost_load": self._optimizers.has_lost_load(facts["class"]),
+                    "lost_load": self._optimizers.has_lost_load(self._clocks[serial]),
                 }
             )
         return described

@@ -38,6 +38,12 @@ class OwnedTensors(NamedTuple):
         """The module of each tensor."""
         return [module for module, count in self.modules for _ in range(count)]
 
+    @property
+    def names(self) -> list[str]:
+        """The name of each tensor's parameter in the model."""
+        pairs = zip(self.owners, self.keys, strict=True)
+        return [f"{owner}.{key}" if owner else key for owner, key in pairs]
+
 
 class _OwningModule(NamedTuple):
     """A module with some of its parameters, by their names there."""

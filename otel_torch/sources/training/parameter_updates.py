@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from otel_torch.sources.training.owned_parameters import (
 )
 from otel_torch.sources.training.restored_parameters import RestoredParameters
 from otel_torch.sources.training.training_rows import ENDED, TrainingRows
+from otel_torch.sources.training.unmoved_parameters import UnmovedParameters
 from otel_torch.statistics.norms import squared_norms, sums_of_parts
 from otel_torch.statistics.samples import Samples
 from otel_torch.training_quantities import row_label
@@ -52,7 +54,7 @@ class ParameterUpdates:
 
     def __init__(self, rows: TrainingRows, owners: ParameterOwners, optimizers: Optimizers) -> None:
         self._rows, self._owners, self._optimizers = rows, owners, optimizers
-        self.restored = RestoredParameters()
+        self._restored, self._unmoved = RestoredParameters(), UnmovedParameters()
         # by optimizer that is stepping, and model
         self._before: dict[int, dict[Model, _Before]] = {}
         self._unheld: weakref.WeakKeyDictionary[Model, _Before] = weakref.WeakKeyDictionary()
@@ -75,8 +77,17 @@ class ParameterUpdates:
                 say_incomplete(model, "norm and update ratio")
             elif owned.tensors:
                 squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
-                self.restored.measured(model, owned, squares)
+                self._restored.measured(model, owned, squares)
                 measured[model] = _Before(model, step, owned, squares, samples)
+
+    def describe(self, model: Model) -> dict[str, list[str]]:
+        """Return the parameters of a model whose every step was undone, and those that no step
+        changed.
+        """
+        return {
+            "restored_parameters": self._restored.names(model),
+            "unmoved_parameters": self._unmoved.names(model),
+        }
 
     def _measure_unheld(self, model: Model, step: TrainingStep) -> None:
         """Measure the parameters of a model that no optimizer holds, once a step."""
@@ -123,9 +134,16 @@ class ParameterUpdates:
         for before in self._before.pop(id(optimizer_step.optimizer), {}).values():
             changes = before.samples.squared_changes(before.owned.tensors)
             if changes is not None:
-                self.restored.changed(before.model, before.owned, changes)
+                self._restored.changed(before.model, before.owned, changes)
+                self._unmoved.changed(
+                    before.model, before.owned, changes, partial(self._gradients, before)
+                )
                 self._record(before, changes)
                 self._record_rounded(before)
+
+    def _gradients(self, before: _Before) -> OwnedTensors:
+        ids = frozenset(before.owned.parameter_ids)
+        return self._owners.tensors(before.model, ids, gradient_of)
 
     def _record_rounded(self, before: _Before) -> None:
         """Record how much of what should change in half precision has not."""

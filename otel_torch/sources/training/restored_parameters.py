@@ -48,7 +48,7 @@ class RestoredParameters:
         """Compare the parameters before a step with those before the last one."""
         if not squares.is_cpu:
             return
-        names, past = _names(owned), self._models.get(model)
+        names, past = owned.names, self._models.get(model)
         if past is None or past.names != names:
             whole = torch.ones_like(squares, dtype=torch.bool)
             self._models[model] = _PastSteps(names, squares, torch.zeros_like(squares), whole)
@@ -61,7 +61,7 @@ class RestoredParameters:
     def changed(self, model: Model, owned: OwnedTensors, changes: Tensor) -> None:
         """Note by how much a step has changed each parameter."""
         past = self._models.get(model)
-        if past is not None and past.names == _names(owned):
+        if past is not None and past.names == owned.names:
             past.changes = changes
 
     def names(self, model: Model) -> list[str]:
@@ -84,8 +84,3 @@ def _confirm(past: _PastSteps, tensors: list[Tensor]) -> None:
             if same and index in indices
         ]
     past.kept = (indices, Samples(chosen)) if chosen else None
-
-
-def _names(owned: OwnedTensors) -> list[str]:
-    pairs = zip(owned.owners, owned.keys, strict=True)
-    return [f"{owner}.{key}" if owner else key for owner, key in pairs]

@@ -109,7 +109,7 @@ class TrainingHealth(Source):
         self._models, self._idle = models, idle
         self.states = ModelStates(
             lambda module: any(model.root() is module for model in models()),
-            self._parameter_updates.restored.names,
+            self._parameter_updates.describe,
         )
         self._first_groups = FirstGroups()
         # to compare two recordings

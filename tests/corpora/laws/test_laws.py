@@ -29,7 +29,20 @@ MISJUDGED: dict[str, set[str]] = LOOK_LIKE_MISTAKES | {
     "trainer_whose_collator_pads_everything": set(),
     # both are true
     "class_token_taken_before_the_blocks": {"loss_ignores_inputs", "no_gradient"},
+    # every second batch is new
+    "workers_that_draw_the_same_numbers": set(),
+    # it looks like a loaded head on another body
+    "checkpoint_without_what_is_frozen": set(),
+    # weights that are equal again after they differed look averaged
+    "wrapped_anew_in_every_second_step": set(),
+    # the parts of a split model differ anyway; its norms are on all ranks
+    "norms_of_split_layers_clipped_on_rank_0_alone": set(),
 }
+# of which hooks see less, or another law
+BEYOND_HOOKS = {
+    *LOOK_LIKE_MISTAKES, "weights_averaged_every_fourth_step", "checkpoint_without_what_is_frozen",
+    "norms_of_split_layers_clipped_on_rank_0_alone", "norms_of_split_layers_clipped_on_both_ranks",
+}  # fmt: skip
 
 
 def cases(programs: Iterable[Program]) -> list[Any]:
@@ -62,8 +75,8 @@ def test_the_laws_that_are_named(program: Program, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize("program", cases(sample(PROGRAMS.values())))
 def test_a_program_has_its_defect_and_no_other(program: Program, tmp_path: Path) -> None:
-    if program.name in {*LOOK_LIKE_MISTAKES, "weights_averaged_every_fourth_step"}:
-        pytest.skip("hooks cannot tell it from a mistake")
+    if program.name in BEYOND_HOOKS:
+        pytest.skip("hooks cannot tell")
     assert set(watched_laws(program, tmp_path)) == {program.law} - {None}
 
 

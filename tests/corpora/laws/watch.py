@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -40,6 +41,7 @@ class Parameter:
         self.differentiable = False  # a forward with gradients used it
         self.held = self.cleared_since_update = False
         self.updates = self.updates_without_clearing = 0
+        self.previous, self.updates_without_change = self.start, 0
 
     def gradient(self) -> str:
         gradient = self.value.grad
@@ -47,6 +49,12 @@ class Parameter:
             return "none"
         gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
         return "some" if gradient.isnan().any() or gradient.any() else "zero"
+
+    def compare(self) -> None:
+        """Count the updates since its last change."""
+        is_same = torch.equal(self.previous, self.value.detach())
+        self.updates_without_change = self.updates_without_change + 1 if is_same else 0
+        self.previous = self.value.detach().clone()
 
     @property
     def has_gradients(self) -> bool:
@@ -95,12 +103,14 @@ class Watch:
         self.optimizers: dict[int, Optimizer] = {}
         self.rates: list[float] = []
         self.held_gradients = self.scaler_steps = self.depth = 0
+        self.own: set[int] = set()  # the parameters of modules that ran
+        self.holds_own = False
         self.scheduled: dict[LRScheduler, int] = {}
         self.scheduled_early: list[str] = []
         self.loaded_weights: Any = None
         self.loaded_optimizer: Any = None
         self.lost: set[str] = set()
-        self.first_gradients = ""
+        self.step_gradients: list[str] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:
@@ -145,6 +155,7 @@ class Watch:
         if root and not compiled:
             self.calls.append(Call(module, inputs))
         for name, parameter in module.named_parameters(recurse=root):
+            self.own.add(id(parameter))
             if not parameter.requires_grad or not parameter.is_leaf:
                 continue
             if id(parameter) not in self.parameters:
@@ -216,6 +227,7 @@ class Watch:
         for group in optimizer.param_groups:
             for value in group["params"]:
                 self.held_gradients += value.grad is not None
+                self.holds_own |= id(value) in self.own
                 if value.requires_grad and id(value) not in self.parameters:
                     self.parameters[id(value)] = Parameter("no module's", value)
                 if parameter := self.parameters.get(id(value)):
@@ -228,10 +240,10 @@ class Watch:
                     if parameter.updates and not parameter.cleared_since_update:
                         parameter.updates_without_clearing += 1
                     parameter.updates += 1
+                    parameter.compare()
                     parameter.cleared_since_update = False
-        if not self.first_gradients:
-            gradients = [p.value.grad for p in self.parameters.values()]
-            self.first_gradients = digest([g.to_dense() for g in gradients if g is not None])
+        gradients = [p.value.grad for p in self.parameters.values()]
+        self.step_gradients.append(digest([g.to_dense() for g in gradients if g is not None]))
 
     def after_step(self, *_: Any) -> None:
         self.events += "s"
@@ -265,9 +277,12 @@ class Watch:
             "learning_rate_zero": self.rates and not any(self.rates),
             "no_gradients": gradients == {"none"} and "b" in events,
             "gradients_zero": "zero" in gradients and "some" not in gradients,
-            "optimizer_holds_others": "s" in events and not self.held_gradients,
+            "optimizer_holds_others": "s" in events
+            and not self.held_gradients
+            and not self.holds_own,
             "rounded_away": [p.name for p in trained if self.is_rounded_away(p)],
-            "nothing_changes": "some" in gradients and not any(p.changed for p in trained),
+            "nothing_changes": "some" in gradients
+            and (not any(p.changed for p in trained) or self.has_stopped()),
         }
         for law, shown in whole.items():
             if shown:
@@ -302,6 +317,11 @@ class Watch:
         }
         return {law: str(shown) for law, shown in parts.items() if shown}
 
+    def has_stopped(self) -> bool:
+        """Whether nothing has changed in more than half of the updates, up to the last."""
+        held = [p for p in self.trained() if p.held]
+        return bool(held) and all(2 * p.updates_without_change > max(p.updates, 6) for p in held)
+
     def is_rounded_away(self, parameter: Parameter) -> bool:
         if parameter.value.dtype != torch.bfloat16 or parameter.value.ndim < 2:
             return False
@@ -332,7 +352,13 @@ class Watch:
             whole = all(left == 0 for call in calls for _, left in call.source[:1])
             if len({str(call.source) for call in calls}) == 1 and whole:
                 continue
-            if len(calls) > 4 and len({digest(call.inputs) for call in calls}) == 1:
+            # it comes again from elsewhere: what is reused on purpose lies in the same place
+            again = [
+                digest(a.inputs) == digest(b.inputs) and a.source != b.source
+                for a, b in pairwise(calls)
+            ]
+            alike = len({digest(call.inputs) for call in calls}) == 1
+            if len(calls) > 4 and (alike or 2 * sum(again) >= len(again)):
                 return True
         return False
 
@@ -346,9 +372,7 @@ class Watch:
         changed = list(inputs)
         for place in varying(inputs)[:1]:
             value = inputs[place]
-            changed[place] = (
-                torch.randn_like(value) if value.is_floating_point() else value.roll(1, 0)
-            )
+            changed[place] = torch.randn_like(value) if value.is_floating_point() else value.roll(1)
         try:
             with torch.no_grad():
                 outputs = [module(*values) for values in (inputs, changed)]
@@ -387,7 +411,7 @@ class Watch:
         return {
             "start": digest([p.start for p in averaged]),
             "end": digest([p.value.detach() for p in averaged]),
-            "gradients": self.first_gradients,
+            "gradients": self.step_gradients,
             "batches": [digest(call.inputs) for call in self.training_calls()],
         }
 

@@ -1,0 +1,85 @@
+"""Notices parameters with a gradient that no step of their optimizer changes.
+
+A module's update ratio does not show them where its bias moves and its weight does not. Nothing is
+read from a device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from otel_torch.laws.facts import FEWEST_STEPS
+from otel_torch.sources.models.model import Model
+from otel_torch.sources.training.owned_parameters import OwnedTensors
+from otel_torch.statistics.norms import squared_norms
+
+# of the gradient of all: the bias in front of a norm has one of rounding errors alone, about 1e-7
+_ROUNDING = 1e-5
+
+
+@dataclass(slots=True, eq=False)
+class _Steps:
+    """Steps of one set of parameters. still: of each, whether no step has changed it."""
+
+    names: list[str]
+    still: Tensor
+    count: int = 0
+    confirmed: list[str] = field(default_factory=list)
+
+
+class UnmovedParameters:
+    """The parameters of each model that were not changed in any step looked at."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakKeyDictionary[Model, _Steps] = weakref.WeakKeyDictionary()
+
+    def changed(
+        self,
+        model: Model,
+        owned: OwnedTensors,
+        changes: Tensor,
+        gradients: Callable[[], OwnedTensors],
+    ) -> None:
+        """Note which parameters a step has changed.
+
+        Args:
+            changes: of each of the parameters, on any device.
+            gradients: returns the gradients that the step has read; called only if needed.
+        """
+        if not changes.is_cpu:
+            return
+        names, steps = owned.names, self._models.get(model)
+        if steps is None or steps.names != names:
+            steps = self._models[model] = _Steps(names, torch.ones_like(changes, dtype=torch.bool))
+        steps.still &= changes == 0
+        steps.count += 1
+        if steps.count >= FEWEST_STEPS:
+            is_suspicious = bool(steps.still.any()) and not bool(steps.still.all())
+            steps.confirmed = _with_gradient(steps, owned, gradients()) if is_suspicious else []
+
+    def names(self, model: Model) -> list[str]:
+        """Return the parameters with a gradient that no step has changed."""
+        steps = self._models.get(model)
+        return [] if steps is None else steps.confirmed
+
+
+def _with_gradient(steps: _Steps, owned: OwnedTensors, gradients: OwnedTensors) -> list[str]:
+    if not gradients.tensors:
+        return []
+    norms = squared_norms(gradients.tensors).sqrt()
+    total = norms.square().sum().sqrt()
+    told = zip(gradients.parameter_ids, (norms > _ROUNDING * total).tolist(), strict=True)
+    with_gradient = {key for key, is_larger in told if is_larger}
+    candidates = zip(steps.names, owned.parameter_ids, steps.still.tolist(), strict=True)
+    # in half precision a small update may be lost to rounding: another law
+    wide = {
+        key
+        for key, tensor in zip(owned.parameter_ids, owned.tensors, strict=True)
+        if tensor.dtype in (torch.float32, torch.float64)
+    }
+    return [name for name, key, is_still in candidates if is_still and key in with_gradient & wide]
