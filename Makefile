@@ -10,7 +10,8 @@ SEED ?=
 ATTACK ?=
 # only the files with long tests, so that pytest collects no others
 LONG = tests/fastvideo tests/corpora $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
-# on the oldest torch and SDK: what touches private names of theirs, how a process starts, and runs from end to end
+# on the oldest torch and SDK: what touches private names of theirs, how a process starts, and runs from end to end; of a
+# folder a third of the files, by the day
 OLDEST_TESTS = $(addprefix tests/,bisecting sources statistics capture regions scanning telemetry/sinks telemetry/test_light_span.py \
   telemetry/test_telemetry.py cli/test_main.py startup test_end_to_end.py test_neutral.py test_neutral_torch_nn.py test_torch_private.py)
 # three workers on two cores, whole files each: many tests start programs and wait for them
@@ -130,7 +131,7 @@ test-engines: $(ENGINE)/installed
 	$(ENGINE)/bin/python -m pytest -n 2 -m engines tests/corpora/test_engines.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(OLDEST_TESTS) $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $$($(OLDEST)/bin/python -m tests.sampling $(OLDEST_TESTS)) $(PYTEST_ARGS)
 
 backends: $(VENV)/made
 	$(VENV)/bin/python -m tests.e2e.build

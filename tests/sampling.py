@@ -3,16 +3,23 @@
 The seed is the number of the day, unless the variable `SAMPLE_SEED` says another, such as that of a
 run that failed; pytest prints it above its tests. With `SAMPLE_SEED=all` every case runs, as
 `make scores` does.
+
+    python -m tests.sampling PATH…
+
+prints the paths that are files, and of those that are folders a third of their test files.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 ONCE_A_FORTNIGHT = 14
+OF_FILES = 3
 VARIABLE = "SAMPLE_SEED"
 EVERY_CASE = "all"
 
@@ -40,3 +47,15 @@ def sample(
     if seed == EVERY_CASE:
         return cases
     return cases[int(seed) % share :: share]
+
+
+def drawn_files(paths: Iterable[str]) -> Iterator[Path]:
+    """Yield the files among some paths, and those that this run draws from the folders."""
+    files = [Path(path) for path in paths]
+    yield from (path for path in files if path.is_file())
+    folders = [sorted(path.rglob("test_*.py")) for path in files if path.is_dir()]
+    yield from sample([path for folder in folders for path in folder], OF_FILES)
+
+
+if __name__ == "__main__":
+    print(*drawn_files(sys.argv[1:]))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.sampling import sample, seed_of_this_run
+from tests.sampling import OF_FILES, drawn_files, sample, seed_of_this_run
 
 CASES = [f"{family} {number}" for family in "abc" for number in range(9)]
 
@@ -33,3 +34,16 @@ def test_the_seed_is_the_day_or_what_the_environment_says(monkeypatch: pytest.Mo
     assert seed_of_this_run() == str(datetime.date.today().toordinal())
     monkeypatch.setenv("SAMPLE_SEED", "8")
     assert sample(CASES, 3) == sample(CASES, 3, "8") != sample(CASES, 3, "9")
+
+
+def test_files_are_named_themselves_and_folders_are_drawn_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {str(tmp_path / f"test_{number}.py") for number in range(5)}
+    for name in names:
+        Path(name).touch()
+    drawn = Counter[str]()
+    for day in range(OF_FILES):
+        monkeypatch.setenv("SAMPLE_SEED", str(day))
+        drawn.update(map(str, drawn_files([__file__, str(tmp_path)])))
+    assert drawn == {__file__: OF_FILES} | dict.fromkeys(names, 1)
