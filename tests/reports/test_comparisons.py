@@ -24,6 +24,7 @@ from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.text import render_text
 from tests.reports.robot import Robot
 from tests.reports.sides import PROGRAMS, command, diff, record
+from tests.sampling import sample
 from tests.support import metadata, recording_to, run_python
 
 # -- a comparison that is not whole
@@ -169,7 +170,7 @@ def main_in(folder: Path, words: list[str]) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
-@pytest.mark.parametrize("kind", LINES)
+@pytest.mark.parametrize("kind", sample(LINES, 2))
 def test_a_robot_that_knows_nothing_but_next_finds_the_line(tmp_path: Path, kind: str) -> None:
     prog = PROGRAMS / "next" / "prog.py"
     programs = {
