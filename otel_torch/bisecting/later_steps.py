@@ -103,10 +103,6 @@ class _Program(NamedTuple):
         return {own.step, next(before, own).step}
 
 
-def _as_setting(steps: set[_RecordedStep]) -> str:
-    return ",".join(map(str, sorted({own.step for own in steps})))
-
-
 def _read(path: Path) -> _Program:
     program = _Program([], set())
     for row in load_recording(path).rows:
