@@ -39,9 +39,9 @@ from contextlib import suppress
 from pathlib import Path
 
 SERVER = Path(__file__).with_name("warm_interpreter.py")
-# read by the interpreter, by the dynamic linker or by libraries while they are loaded
+# read by the interpreter, by the dynamic linker or by libraries while they are loaded; CUDA reads its
+# own when it is used first, which no warm interpreter does
 READ_AT_LOAD = (
-    "CUDA_",
     "KMP_",
     "LANG",
     "LC_",
