@@ -23,8 +23,8 @@ _ROUNDING = 1e-5
 
 
 @dataclass(slots=True, eq=False)
-class _Steps:
-    """Steps of one set of parameters. still: of each, whether no step has changed it."""
+class _UnmovedSoFar:
+    """What the steps of one set of parameters have left. still: of each, whether no step has changed it."""
 
     names: list[str]
     still: Tensor
@@ -36,7 +36,7 @@ class UnmovedParameters:
     """The parameters of each model that were not changed in any step looked at."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakKeyDictionary[Model, _Steps] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[Model, _UnmovedSoFar] = weakref.WeakKeyDictionary()
 
     def changed(
         self,
@@ -55,7 +55,9 @@ class UnmovedParameters:
             return
         names, steps = owned.names, self._models.get(model)
         if steps is None or steps.names != names:
-            steps = self._models[model] = _Steps(names, torch.ones_like(changes, dtype=torch.bool))
+            steps = self._models[model] = _UnmovedSoFar(
+                names, torch.ones_like(changes, dtype=torch.bool)
+            )
         steps.still &= changes == 0
         steps.count += 1
         if steps.count >= FEWEST_STEPS:
@@ -68,7 +70,7 @@ class UnmovedParameters:
         return [] if steps is None else steps.confirmed
 
 
-def _with_gradient(steps: _Steps, owned: OwnedTensors, gradients: OwnedTensors) -> list[str]:
+def _with_gradient(steps: _UnmovedSoFar, owned: OwnedTensors, gradients: OwnedTensors) -> list[str]:
     if not gradients.tensors:
         return []
     norms = squared_norms(gradients.tensors).sqrt()
