@@ -20,11 +20,16 @@ from otel_torch.statistics.norms import squared_norms
 
 # of the gradient of all: the bias in front of a norm has one of rounding errors alone, about 1e-7
 _ROUNDING = 1e-5
+_WIDE = (torch.float32, torch.float64)
 
 
 @dataclass(slots=True, eq=False)
 class _UnmovedSoFar:
-    """What the steps of one set of parameters have left. still: of each, whether no step has changed it."""
+    """The steps of one set of parameters so far.
+
+    still: of each parameter, whether no step has changed it. confirmed: those of them that should
+    have changed.
+    """
 
     names: list[str]
     still: Tensor
@@ -71,17 +76,20 @@ class UnmovedParameters:
 
 
 def _with_gradient(steps: _UnmovedSoFar, owned: OwnedTensors, gradients: OwnedTensors) -> list[str]:
+    """Return the unchanged parameters whose gradients are more than rounding errors.
+
+    In half precision a small update may be lost to rounding, which is another law.
+    """
     if not gradients.tensors:
         return []
     norms = squared_norms(gradients.tensors).sqrt()
-    total = norms.square().sum().sqrt()
-    told = zip(gradients.parameter_ids, (norms > _ROUNDING * total).tolist(), strict=True)
-    with_gradient = {key for key, is_larger in told if is_larger}
-    candidates = zip(steps.names, owned.parameter_ids, steps.still.tolist(), strict=True)
-    # in half precision a small update may be lost to rounding: another law
-    wide = {
-        key
-        for key, tensor in zip(owned.parameter_ids, owned.tensors, strict=True)
-        if tensor.dtype in (torch.float32, torch.float64)
-    }
-    return [name for name, key, is_still in candidates if is_still and key in with_gradient & wide]
+    is_large = norms > _ROUNDING * norms.square().sum().sqrt()
+    has_gradient = dict(zip(gradients.parameter_ids, is_large.tolist(), strict=True))
+    columns = zip(
+        steps.names, steps.still.tolist(), owned.parameter_ids, owned.tensors, strict=True
+    )
+    return [
+        name
+        for name, is_still, key, tensor in columns
+        if is_still and has_gradient.get(key) and tensor.dtype in _WIDE
+    ]
