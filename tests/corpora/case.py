@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ class Run:
     arguments: tuple[str, ...]
     ranks: int = 1
     capture: str = "parity"
+    _: KW_ONLY
     steps: str = ""
     environment: Mapping[str, str] = field(default_factory=dict, compare=False)
 

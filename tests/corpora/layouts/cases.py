@@ -130,8 +130,8 @@ def case_of(program: str, options: str = "", fault: str = "", said: str = "") ->
     split = (*options.split(), *filter(None, [fault]))
     return Case(
         name=" ".join(filter(None, (program, options, fault))), family=program, edit=fault, kind=KINDS[program],
-        reference=Run(chosen.path, tuple(chosen.alone(options).split()), 1, capture, chosen.variables),
-        port=Run(chosen.path, split, chosen.ranks(options), capture, chosen.variables),
+        reference=Run(chosen.path, tuple(chosen.alone(options).split()), 1, capture, environment=chosen.variables),
+        port=Run(chosen.path, split, chosen.ranks(options), capture, environment=chosen.variables),
         right=_right(*said.split()) if said else None,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ def case_of(
 ) -> Case:
     """Return a case: the training of a setup, against the same with a change planted in it."""
     runs = {
-        side: Run(SIDE, ("training", of, side), count, "training", environment)
+        side: Run(SIDE, ("training", of, side), count, "training", environment=environment)
         for side, of, count, environment in (
             ("reference", setup, SETUPS[setup].ranks, {}),
             ("port", name, max(ranks, SETUPS[setup].ranks), fields.pop("environment", {})),
