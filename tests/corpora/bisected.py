@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from otel_torch.bisecting.bisection import Bisection
@@ -22,6 +22,10 @@ class Bisected(Operations):
     """A corpus of which each pair is bisected in this process."""
 
     engine = BISECT
+
+    def load(self) -> Sequence[Case]:
+        """Return the cases that run in one process: ranks need processes of their own."""
+        return [case for case in super().load() if _is_alone(case)]
 
     def compare(self, case: Case, variant: str, recorder: Recorder) -> tuple[Report, Recordings]:
         answer = self.bisect(case, variant, recorder.folder)
@@ -50,3 +54,7 @@ class Bisected(Operations):
             return bisect_programs(programs, options)
         finally:
             shutil.rmtree(folder / "bisected", ignore_errors=True)
+
+
+def _is_alone(case: Case) -> bool:
+    return all(run is None or run.ranks == 1 for run in (case.reference, case.port))
