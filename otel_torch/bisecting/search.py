@@ -39,7 +39,7 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is looked for.
+    """How faults are searched for.
 
     Attributes:
         runs: How the programs are recorded and compared.

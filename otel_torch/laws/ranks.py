@@ -114,10 +114,7 @@ def same_batch_on_ranks(replicas: _Replicas) -> str | None:
 
 def _by_step(training: TrainingSeries, model: str, label: str) -> Values:
     series = training.totals(model).get(label, Series())
-    return {
-        str(training.steps[step]): value
-        for step, value in zip(series.steps, series.values, strict=True)
-    }
+    return {str(training.steps[step]): value for step, value in series.by_step().items()}
 
 
 def _common(ranks: Sequence[Values]) -> list[str]:

@@ -24,14 +24,10 @@ def every_step_skipped(facts: TrainingFacts) -> str | None:
 
 def learning_rate_zero(facts: TrainingFacts) -> str | None:
     """The learning rate is not 0 in each step."""
-    rates = [
-        list(series.values)
-        for label, series in facts.totals.items()
-        if split_label(label).quantity == "lr"
-    ]
-    if not rates or not all(are_all(values, 0.0) for values in rates):
+    rates = _learning_rates(facts)
+    if not rates or not all(are_all(list(rate.values), 0.0) for rate in rates):
         return None
-    return f"the learning rate is 0 in every step, all {len(rates[0])}: nothing is trained"
+    return f"the learning rate is 0 in every step, all {len(rates[0].values)}: nothing is trained"
 
 
 def no_gradients(facts: TrainingFacts) -> str | None:
@@ -107,17 +103,19 @@ def nothing_changes(facts: TrainingFacts) -> str | None:
     )
 
 
+def _learning_rates(facts: TrainingFacts) -> list[Series]:
+    """Return the learning rate of each group."""
+    totals = facts.totals.items()
+    return [series for label, series in totals if split_label(label).quantity == "lr"]
+
+
 def _still_since(facts: TrainingFacts) -> LoopStep | None:
     """Return the last step that changed a parameter, if as many after it should have, too."""
     ratios = facts.totals.get("update_ratio", Series())
     values = list(zip(ratios.steps, ratios.values, strict=True))
     still = [step for step, _ in takewhile(lambda value: not value[1], reversed(values))]
     norms = facts.totals.get("grad_norm", Series()).by_step()
-    rates = [
-        series.by_step()
-        for label, series in facts.totals.items()
-        if split_label(label).quantity == "lr"
-    ]
+    rates = [rate.by_step() for rate in _learning_rates(facts)]
     idle = [step for step in still if norms.get(step) and any(rate.get(step) for rate in rates)]
     changed = len(values) - len(still)
     if not changed or len(idle) < max(FEWEST_STEPS, changed):

@@ -193,7 +193,7 @@ def _part_of(tensor: torch.Tensor) -> _Part:
 
 
 def _attribute_holding(module: nn.Module, tensor: torch.Tensor) -> str:
-    """Return the name of the attribute of a module that is a tensor, "" if there is none."""
+    """Return which attribute of a module the tensor is, by name; "" if it is none."""
     tables: Sequence[dict[str, Any]] = (module._parameters, module._buffers, module.__dict__)
     for table in tables:
         for name, value in table.items():

@@ -59,7 +59,7 @@ class GradientNorms:
         if whole is None or self._rows.are_detailed(step):
             owned = self._owners.tensors(model, parameter_ids, gradient_of)
             if are_elsewhere and len(owned.tensors) < len(parameter_ids):
-                owned = owned._replace(is_complete=False)
+                owned.is_complete = False
             if not owned.is_complete:
                 say_incomplete(model, "gradient norm" + " by module" * (whole is not None))
             elif owned.tensors:

@@ -79,7 +79,7 @@ class LawWatch(Source):
             self._check(has_ended=False)
 
     def finish(self) -> None:
-        """Ask once more: some laws can be asked at the end only."""
+        """Ask once more: some laws can only be asked at the end."""
         self._session.recorder.flush(None, wait=True)
         if self._series.rows:
             self._check(has_ended=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -19,7 +21,8 @@ TensorOf = Callable[[Tensor], Tensor | None]
 _MAX_KNOWN = 16
 
 
-class OwnedTensors(NamedTuple):
+@dataclass(eq=False)
+class OwnedTensors:
     """Tensors of a model's parameters, those of one module after the other.
 
     modules: the canonical names, with how many of the tensors each has. parameter_ids, keys: `id`
@@ -33,12 +36,12 @@ class OwnedTensors(NamedTuple):
     keys: list[str]
     is_complete: bool
 
-    @property
+    @cached_property
     def owners(self) -> list[str]:
         """The module of each tensor."""
         return [module for module, count in self.modules for _ in range(count)]
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The name of each tensor's parameter in the model."""
         pairs = zip(self.owners, self.keys, strict=True)
@@ -87,7 +90,7 @@ class ParameterOwners:
                 if tensor is None:
                     continue
                 if (values := whole_values(tensor)) is None:
-                    collected = collected._replace(is_complete=False)
+                    collected.is_complete = False
                     continue
                 collected.tensors.append(values)
                 collected.parameter_ids.append(id(parameter))

@@ -27,13 +27,14 @@ _WIDE = (torch.float32, torch.float64)
 class _UnmovedSoFar:
     """The steps of one set of parameters so far.
 
-    still: of each parameter, whether no step has changed it. confirmed: those of them that should
-    have changed.
+    still: of each parameter, whether no step has changed it. due: the step at which the gradients
+    are looked at. confirmed: the parameters that were still then, and should have changed.
     """
 
     names: list[str]
     still: Tensor
     count: int = 0
+    due: int = FEWEST_STEPS
     confirmed: list[str] = field(default_factory=list)
 
 
@@ -65,14 +66,19 @@ class UnmovedParameters:
             )
         steps.still &= changes == 0
         steps.count += 1
-        if steps.count >= FEWEST_STEPS:
+        if steps.count >= steps.due:
+            # an unused parameter is still for ever, and the norms of all gradients take long
+            steps.due *= 2
             is_suspicious = bool(steps.still.any()) and not bool(steps.still.all())
             steps.confirmed = _with_gradient(steps, owned, gradients()) if is_suspicious else []
 
     def names(self, model: Model) -> list[str]:
         """Return the parameters with a gradient that no step has changed."""
         steps = self._models.get(model)
-        return [] if steps is None else steps.confirmed
+        if steps is None:
+            return []
+        is_still = dict(zip(steps.names, steps.still.tolist(), strict=True))
+        return [name for name in steps.confirmed if is_still[name]]
 
 
 def _with_gradient(steps: _UnmovedSoFar, owned: OwnedTensors, gradients: OwnedTensors) -> list[str]:
