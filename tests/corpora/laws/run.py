@@ -21,7 +21,8 @@ def main(module: str, name: str, *options: str) -> None:
         getattr(importlib.import_module(module), name)()
     changed = any(parameter.changed for parameter in watch.parameters.values())
     facts = {"rank": watch.rank_facts(), "changed": changed, "laws": watch.laws()}
-    print("WATCHED", json.dumps(facts))
+    # one write: torchrun's ranks share an unbuffered stream
+    sys.stdout.write(f"WATCHED {json.dumps(facts)}\n")
 
 
 if __name__ == "__main__":
