@@ -22,7 +22,7 @@ class RunOptions:
 
     Attributes:
         noise: Whether the reference also runs with noise: `auto` where it computes in a dtype
-            coarser than float32.
+            coarser than float32, or is off by hardly more than the model of errors allows.
         tolerance: A relative L2 error that is always legal, if any.
         steps: Which steps are recorded, as OTEL_TORCH_STEPS has it; by default the first of each
             model, or a later one if that is the first to differ.
@@ -89,5 +89,6 @@ class RecordedPrograms:
 
     def _wants_noise(self, compared: ComparedRuns) -> bool:
         if self._options.noise == "auto":
-            return any(is_coarse(rank.comparison.graphs[0]) for rank in compared.ranks)
+            comparisons = [rank.comparison for rank in compared.ranks]
+            return any(is_coarse(own.graphs[0]) or own.is_close for own in comparisons)
         return self._options.noise == "on"

@@ -150,13 +150,20 @@ def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -
     is_right, is_wrong = (state == RIGHT).tolist(), (state == WRONG).tolist()
     informed = program.is_informed.tolist()
     same_numbers = [group >= 0 for group in program.same_numbers]
+    moves = program.graph.nodes.moves.tolist()
     for value in (state != RIGHT).nonzero()[0].tolist():
         if program.maker[value] < 0:
             is_strong = is_wrong[value] or not rules.weak_last
             _enter(doubt, -1 - value, [value], NO_DOUBT, frozenset(), is_strong, cleared)
     for node, (reads, makes) in enumerate(zip(program.reads, program.makes, strict=True)):
         open_values = [value for value in makes if not is_right[value]]
-        vague = [value for value in makes if is_right[value] and not informed[value]]
+        # halves of an exchanged weight are right by their numbers, not by their place
+        is_out_of_order = moves[node] and any(
+            read >= 0 and same_numbers[read] and not is_right[read] for read in reads
+        )
+        vague = [
+            value for value in makes if is_right[value] and (is_out_of_order or not informed[value])
+        ]
         if not open_values and not vague:
             continue
         tiers = doubt.of(reads)

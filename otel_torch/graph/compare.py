@@ -20,6 +20,7 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import EndPair, in_order, pair_ends, values_of_ends
 from otel_torch.graph.equality import find_equal
 from otel_torch.graph.error_model import (
+    JUMP,
     MOST_ERROR,
     base_limits,
     is_coarse,
@@ -137,6 +138,12 @@ class GraphComparison:
     def is_match(self) -> bool:
         """Whether all ends are right."""
         return all(pair.is_right for pair in self.ends)
+
+    @property
+    def is_close(self) -> bool:
+        """Whether ends are wrong, but by so little that the model of errors may be at fault."""
+        wrong = [pair for pair in self.ends if not pair.is_right]
+        return bool(wrong) and all(pair.error <= JUMP * pair.limit for pair in wrong)
 
 
 def compare_graphs(

@@ -154,8 +154,13 @@ def blame_suspects_of_twins(
         twins = (set(keys[0]) & set(keys[1])) - {None}
         resolved = [
             [
-                _blame_suspect(programs[side], doubts[side], source) if key in twins else source
+                blamed
                 for source, key in zip(sources[side], keys[side], strict=True)
+                for blamed in (
+                    _blame_suspects(programs[side], doubts[side], source)
+                    if key in twins
+                    else [source]
+                )
             ]
             for side in (0, 1)
         ]
@@ -165,13 +170,21 @@ def blame_suspects_of_twins(
         sources = resolved
 
 
-def _blame_suspect(program: ComparedProgram, doubt: Doubt, source: DoubtSource) -> DoubtSource:
-    """Return the first suspect before a source, or the source if there is none."""
+def _blame_suspects(
+    program: ComparedProgram, doubt: Doubt, source: DoubtSource
+) -> list[DoubtSource]:
+    """Return the first suspect before a source, or the source if there is none; of weights in
+    another order all, for they belong together.
+    """
     if not source.suspects:
-        return source
-    origin = source.suspects[0]
-    suspects, cleared = what_is_before(program, doubt, origin)
-    return replace(source, origin=origin, suspects=suspects, cleared=cleared)
+        return [source]
+    first, *others = source.suspects
+    together = [other for other in others if first < 0 and other < 0]
+    return [
+        replace(source, origin=origin, suspects=suspects, cleared=cleared)
+        for origin in (first, *together)
+        for suspects, cleared in (what_is_before(program, doubt, origin),)
+    ]
 
 
 def _once(sources: list[DoubtSource]) -> list[DoubtSource]:
@@ -190,11 +203,11 @@ def _twin_key(program: ComparedProgram, source: DoubtSource) -> object:
     return program.label(source.origin), operands
 
 
-def _known_operand(program: ComparedProgram, value: int) -> int:
+def _known_operand(program: ComparedProgram, value: int) -> object:
     """Return the group of a value or of what it was moved from.
 
     Of a value whose numbers both programs have, in another order or in parts, it is that of the
-    reference's value, or of the whole.
+    reference's value, or of the whole; of what was moved out of one, it is the place in it, too.
     """
     while value >= 0 and program.state[value] != RIGHT:
         if program.same_numbers[value] >= 0:
@@ -205,4 +218,17 @@ def _known_operand(program: ComparedProgram, value: int) -> int:
         value = program.reads[node][0]
     if value < 0 or not program.is_informed[value]:
         return NOTHING
-    return int(program.side.group[value])
+    return _place_in_whole(program, value) or int(program.side.group[value])
+
+
+def _place_in_whole(program: ComparedProgram, value: int) -> object:
+    """Return how a right value was moved out of one that has its numbers in another order."""
+    moves: list[object] = []
+    while program.state[value] == RIGHT:
+        node = program.maker[value]
+        if node < 0 or not program.graph.nodes.moves[node] or len(program.reads[node]) != 1:
+            return None
+        moves.append((program.label(node), program.makes[node].index(value)))
+        value = program.reads[node][0]
+    whole = program.same_numbers[value]
+    return (whole, *moves) if whole >= 0 else None

@@ -115,6 +115,56 @@ def test_wrong_weights_are_proven_and_left_as_they_were() -> None:
     assert answer.is_healed and torch.equal(port.blocks[1].up.weight, before)
 
 
+class Modulated(nn.Module):
+    """A norm with scale and shift from one projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self.linear(x).chunk(2, dim=-1)
+        return F.layer_norm(x, (8,)) * (1 + scale) + shift
+
+
+def test_exchanged_halves_of_a_weight_are_named_and_not_the_line_that_uses_them() -> None:
+    port = Modulated()
+    with torch.no_grad():
+        for parameter in port.parameters():
+            parameter.copy_(parameter.roll(8, 0))
+    answer = otel_torch.bisect(Modulated(), port, X)
+    assert answer.is_healed
+    assert {(fault.port_module, fault.port_tensor, fault.proof) for fault in answer.faults} == {
+        ("linear", "param.weight", "proven"),
+        ("linear", "param.bias", "proven"),
+    }
+
+
+class Steep(nn.Module):
+    """A sine of large angles, which are off by rounding; the sum may be in two parts."""
+
+    def __init__(self, *, in_parts: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.in_parts = nn.Linear(64, 64), in_parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        if self.in_parts:
+            parts = zip(x.split(32, 1), self.linear.weight.split(32, 1), strict=True)
+            h = sum(part @ weight.T for part, weight in parts) + self.linear.bias
+        return torch.sin(50 * h)
+
+
+def test_what_is_hardly_above_the_limit_is_measured_before_it_is_accused() -> None:
+    x = torch.linspace(0, 900, 1024).sin().reshape(16, 64)
+    programs = Steep(in_parts=False), Steep(in_parts=True)
+    assert otel_torch.bisect(*programs, x, noise="off").verdict == "diverged"
+    answer = otel_torch.bisect(*programs, x)
+    assert (answer.verdict, len(answer.runs)) == ("match", 3)
+
+
 def test_other_inputs_are_the_fault() -> None:
     answer = otel_torch.bisect(Model(), Model(), X, port_inputs=X * 1.1)
     assert [(fault.side, fault.proof) for fault in answer.faults] == [("input", "proven")]
