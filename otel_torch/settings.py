@@ -609,6 +609,15 @@ class Settings:
         "then. This changes the program's numbers.",
         shown="off",
     )
+    graph_parts: int = _setting(
+        "OTEL_TORCH_GRAPH_PARTS",
+        _count,
+        "0",
+        "Into how many parts along each axis the values of a graph are cut and measured, too: as "
+        "many as there are ranks, or parts of a batch, in the program that it is compared with. "
+        "`otel-torch bisect` sets it for one process beside several ranks.",
+        shown="off",
+    )
     nvtx: bool = _setting(
         "OTEL_TORCH_NVTX",
         _switch,

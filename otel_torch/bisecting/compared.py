@@ -32,11 +32,16 @@ class RankedKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ComparedRank:
-    """One rank of both programs."""
+    """One rank of both programs, or one process beside all ranks of the other program.
+
+    Attributes:
+        is_split: It is one process beside ranks: these have parts and terms of its values.
+    """
 
     rank: int
     recorded: Sides[RecordedGraph]
     comparison: GraphComparison
+    is_split: bool = False
 
     @cached_property
     def counterparts(self) -> dict[int, Counterpart]:
@@ -48,8 +53,10 @@ class ComparedRank:
         return make_finding(self.comparison, fault, self.recorded)
 
     def cut(self, fault: GraphFault) -> Cut | None:
-        """Return where a fault ends; None where the programs do not meet again behind it."""
-        return find_cut(self.comparison, fault, self.counterparts)
+        """Return where a fault ends; None where the programs do not meet again behind it, or have
+        values of other sizes.
+        """
+        return None if self.is_split else find_cut(self.comparison, fault, self.counterparts)
 
     def exchanges(self, cuts: Iterable[Cut]) -> dict[RankedKey, RankedKey]:
         """Return the reference's values by those of the port in whose place they are put."""
@@ -155,15 +162,26 @@ def compare_runs(
     common = sorted(reference.recordings.keys() & port.recordings.keys())
     if not common:
         raise RunFailed("no rank ran in both programs")
-    ranks = []
-    for rank in common:
-        recorded = Sides(read(reference.recordings[rank]), read_graph(port.recordings[rank]))
+    is_split = is_one_beside_several(reference, port)
+
+    def compare(rank: int) -> ComparedRank:
+        if is_split:
+            recorded = Sides(*(read_graph(*run.recordings.values()) for run in (reference, port)))
+        else:
+            recorded = Sides(read(reference.recordings[rank]), read_graph(port.recordings[rank]))
         noisy = None if noise is None else read(noise.recordings[rank]).graph
         comparison = compare_graphs(
             recorded.reference.graph, recorded.port.graph, noisy, tolerance=tolerance
         )
-        ranks.append(ComparedRank(rank, recorded, comparison))
-    return ComparedRuns(reference, port, tuple(ranks))
+        return ComparedRank(rank, recorded, comparison, is_split)
+
+    return ComparedRuns(reference, port, tuple(map(compare, common[:1] if is_split else common)))
+
+
+def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
+    """Return whether one program ran in one process, and the other one in several ranks."""
+    counts = len(reference.recordings), len(port.recordings)
+    return min(counts) == 1 < max(counts)
 
 
 def _key(recorded: RecordedGraph, value: int) -> ValueKey:

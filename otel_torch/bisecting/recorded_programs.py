@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from otel_torch.bisecting.compared import ComparedRuns, compare_runs
+from otel_torch.bisecting.compared import ComparedRuns, compare_runs, is_one_beside_several
 from otel_torch.bisecting.later_steps import SETTINGS, LaterStep, find_later_step
 from otel_torch.bisecting.runs import ProgramRun, Programs, SideName
 from otel_torch.graph.error_model import is_coarse
@@ -80,12 +80,24 @@ class RecordedPrograms:
         return compare_runs(reference, port, self._noise, self._tolerance, self._read)
 
     def _record_both(self, why: str) -> ComparedRuns:
-        reference, port = self.record("reference", why), self.record("port", why)
+        reference, port = self._cut(self.record("reference", why), self.record("port", why))
         compared = self.compare(reference, port)
         if self._wants_noise(compared):
             self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
             compared = self.compare(reference, port)
         return compared
+
+    def _cut(self, reference: ProgramRun, port: ProgramRun) -> tuple[ProgramRun, ProgramRun]:
+        """Record one process again beside several ranks, with the parts that these may have."""
+        if not is_one_beside_several(reference, port):
+            return reference, port
+        alone = min(reference, port, key=lambda run: len(run.recordings))
+        ranks = str(max(len(reference.recordings), len(port.recordings)))
+        if self._settings[alone.side].get("graph_parts") == ranks:
+            return reference, port
+        self._settings[alone.side]["graph_parts"] = ranks
+        again = self.record(alone.side, f"with the parts that {ranks} ranks may have")
+        return (again, port) if alone is reference else (reference, again)
 
     def _wants_noise(self, compared: ComparedRuns) -> bool:
         if self._options.noise == "auto":

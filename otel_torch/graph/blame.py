@@ -250,7 +250,7 @@ def _acquitted(
     unknown = _of_unknown_numbers(program, doubt)
     for node in sorted({reader for value in doubted for reader in program.readers[value]}):
         bits = doubt.of(program.reads[node])[0]
-        if not bits & needed & ~acquitted:
+        if not bits & needed & ~acquitted or _takes_a_part(program, node):
             continue
         made = [item for item in program.makes[node] if sure[item]]
         if not made or any(item in doubt.tiers for item in program.makes[node]):
@@ -262,6 +262,14 @@ def _acquitted(
             continue
         acquitted |= bits
     return set(doubt.members(acquitted))
+
+
+def _takes_a_part(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node moves a part of what it reads: that says nothing of the rest."""
+    if not program.graph.nodes.moves[node] or len(program.reads[node]) != 1:
+        return False
+    numel = program.graph.values.numel
+    return bool((numel[program.makes[node]] < numel[program.reads[node][0]]).all())
 
 
 def _of_unknown_numbers(program: ComparedProgram, doubt: Doubt) -> int:

@@ -120,6 +120,7 @@ class GraphBuilder:
         module: str = "",
         phase: str = "forward",
         inside: int = NOTHING,
+        is_reading: bool = False,
     ) -> int:
         """Add a node and return its index.
 
@@ -137,6 +138,7 @@ class GraphBuilder:
                 self._modules[module],
                 inside,
                 self._phases[phase],
+                is_reading,
             )
         )
         self._reads.append(reads)
@@ -155,7 +157,7 @@ class GraphBuilder:
     def finish(self) -> Graph:
         """Return the graph."""
         columns = _columns(self._values, 9, np.float64)
-        nodes = _columns(self._nodes, 9, np.int64)
+        nodes = _columns(self._nodes, 10, np.int64)
         whole: list[Indices] = [column.astype(np.int64) for column in columns]
         unknown = np.full(self.width, np.nan)
         sketches = [unknown if sketch is None else sketch for sketch in self._sketches]
@@ -185,6 +187,7 @@ class GraphBuilder:
                 module=nodes[6],
                 inside=nodes[7],
                 phase=nodes[8],
+                is_reading=nodes[9].astype(bool),
                 reads=Rows.of(self._reads),
                 makes=Rows.of(self._makes),
             ),

@@ -278,7 +278,7 @@ def _pair_sources(
     pairs += list(zip(rest[0][:common], rest[1][:common], strict=True))
     pairs += [(own, None) for own in rest[0][common:]] + [(None, o) for o in rest[1][common:]]
     meet = {(own, other) for overlap, _, own, other in scored if overlap}
-    found: list[tuple[tuple[bool, bool, bool, int, bool, int], Pair]] = []
+    found: list[tuple[tuple[bool, bool, int, bool, bool, int], Pair]] = []
     for indices in pairs:
         first, second = indices
         pair: Pair = (
@@ -290,7 +290,7 @@ def _pair_sources(
         weak = all(source.is_weak for source in present)
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
-        order = (None in pair, weak, not accused, first_end, indices not in meet, rank)
+        order = (weak, not accused, first_end, None in pair, indices not in meet, rank)
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 

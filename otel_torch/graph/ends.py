@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances
-from otel_torch.graph.equality import PART, same_numbers
+from otel_torch.graph.equality import PART, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
 from otel_torch.graph.states import RIGHT, ComparedProgram
@@ -46,7 +46,7 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     """
     counts = _what_counts(programs)
     ends = [_compare(programs, limits, *pair) for pair in _same_names(programs, counts)]
-    kept = [pair for pair in ends if pair.is_right or not _is_elsewhere(programs, pair)]
+    kept = [pair for pair in ends if pair.is_right or not _is_no_pair(programs, pair, ends)]
     paired = [{pair.reference for pair in kept}, {pair.port for pair in kept}]
     names = [program.graph.end_names for program in programs]
     loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
@@ -85,6 +85,24 @@ def _same_names(programs: Programs, counts: list[list[int]]) -> list[tuple[int, 
     ]
 
 
+def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> bool:
+    """Return whether two ends of one name are not the same, or say nothing yet."""
+    if _is_elsewhere(programs, pair) or _is_term(programs, pair):
+        return True
+    # stages of a pipeline have layers of one name, and one of them returns what the model does
+    same = [other for other in ends if pair.reference == other.reference or pair.port == other.port]
+    if len(same) == 1:
+        return False
+    if pair.error == np.inf and any(other.is_right for other in same):
+        return True
+    values = zip(programs, (pair.reference, pair.port), strict=True)
+    groups = [program.side.group[program.graph.ends[end]] for program, end in values]
+    return all(
+        (program.side.group[program.graph.ends] == group).any()
+        for program, group in zip(programs[::-1], groups, strict=True)
+    )
+
+
 def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     """Return whether a program goes on with what a model returned, and its counterpart is another
     end, or several.
@@ -101,6 +119,17 @@ def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
         for program, value, others in zip(programs, values, ends[::-1], strict=True)
     )
     return is_other_end or pair.error == np.inf
+
+
+def _is_term(programs: Programs, pair: EndPair) -> bool:
+    """Return whether an end is what a rank adds to a sum that is right, and the program goes on
+    with it: what comes of it tells more.
+    """
+    return any(
+        program.side.relation[value] == TERM and program.readers[value]
+        for program, end in zip(programs, (pair.reference, pair.port), strict=True)
+        for value in (int(program.graph.ends[end]),)
+    )
 
 
 def _same_content(programs: Programs, loose: list[list[int]]) -> list[tuple[int, int]]:
@@ -147,7 +176,8 @@ def _compare(programs: Programs, limits: Limits, own: int, other: int) -> EndPai
         return EndPair(name, own, other, float("nan"), limit, True)  # it was not measured
     if first.numel[values[0]] != second.numel[values[1]]:
         is_part = _is_part(programs, values)
-        return EndPair(name, own, other, 0.0 if is_part else float("inf"), limit, is_part)
+        error = 0.0 if is_part else _error_beside_parts(programs, values)
+        return EndPair(name, own, other, error, limit, is_part or error <= limit)
     error = float(relative_distances(first.sketch[[values[0]]], second.sketch[[values[1]]])[0])
     is_equal = (error <= limit or limit >= MOST_ERROR) and first.nonfinite[
         values[0]
@@ -164,6 +194,10 @@ def _compare(programs: Programs, limits: Limits, own: int, other: int) -> EndPai
 
 def _is_part(programs: Programs, values: tuple[int, int]) -> bool:
     """Return whether one of two values is a part of the other, as the shard of a rank is."""
+    groups = [program.side.group[value] for program, value in zip(programs, values, strict=True)]
+    states = [program.state[value] for program, value in zip(programs, values, strict=True)]
+    if groups[0] == groups[1] and states == [RIGHT, RIGHT]:
+        return True
     for side, value in enumerate(values):
         own = programs[side].side
         partner = own.partner[value]
@@ -171,6 +205,20 @@ def _is_part(programs: Programs, values: tuple[int, int]) -> bool:
         if own.relation[value] == PART and other[0] == other[1]:
             return True
     return False
+
+
+def _error_beside_parts(programs: Programs, values: tuple[int, int]) -> float:
+    """Return how far one of two values is from the nearest part of the other one; infinity if that
+    has no part of its size.
+    """
+    nearest = math.inf
+    for side, (whole, part) in enumerate((values, values[::-1])):
+        wholes, parts = programs[side], programs[1 - side].graph.values
+        for cut in wholes.parts.get(whole, ()):
+            if wholes.graph.values.numel[cut] == parts.numel[part]:
+                sketches = wholes.graph.values.sketch[[cut]], parts.sketch[[part]]
+                nearest = min(nearest, float(relative_distances(*sketches)[0]))
+    return nearest
 
 
 def in_order(programs: Programs, pairs: Sequence[EndPair]) -> list[EndPair]:

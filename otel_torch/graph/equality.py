@@ -28,7 +28,7 @@ from otel_torch.graph.graph import (
 )
 
 # relations of a value to the other program, the surest last
-NONE, PART, REORDERED, EQUAL = range(4)
+NONE, PART, REORDERED, CUT, TERM, EQUAL = range(6)
 # A value with fewer elements says nothing: scalars and pairs are equal by chance.
 LEAST_NUMEL = 4
 # How many standard deviations the mean of many rounding errors may be off.
@@ -43,7 +43,8 @@ class Side:
     """What equality says of the values of one program.
 
     Attributes:
-        relation: NONE, PART, REORDERED or EQUAL, per value.
+        relation: NONE, PART, REORDERED, CUT (all parts are equal to values), TERM (of a sum that is
+            equal to one) or EQUAL, per value.
         partner: The most similar value of the other program; NOTHING where there is none.
         error: The relative distance to it; NaN where unknown.
         group: Values of both programs that are equal have one number here.
@@ -91,7 +92,9 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
             (right, left, sides[1], contents[::-1]),
         ):
             side.take(content[0], content[1].first[other], own, errors, EQUAL)
-    informed = [has_information(graph.values) for graph in graphs]
+    for side, graph in zip(sides, graphs, strict=True):
+        _read_otherwise(graph, side)
+    informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
     for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
         # of several partners, which are views of each other, one of the same shape says most
         shapes = reference.values.shape, port.values.shape
@@ -106,11 +109,50 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
         for whole, part, errors in _repeated_pairs(graphs, limits, informed, sides, whole_side):
             sides[whole_side].assign(whole, part, errors, PART)
             sides[1 - whole_side].assign(part, whole, errors, PART)
-    numbers = groups.numbers()
-    return (
-        sides[0].finish(numbers[0][contents[0].content]),
-        sides[1].finish(numbers[1][contents[1].content]),
-    )
+    own_groups = [
+        numbers[content.content]
+        for numbers, content in zip(groups.numbers(), contents, strict=True)
+    ]
+    _group_readings(graphs, sides, own_groups)
+    return sides[0].finish(own_groups[0]), sides[1].finish(own_groups[1])
+
+
+def _is_read(graph: Graph) -> Flags:
+    """Return which values a reading makes, and no operation of the program."""
+    maker = graph.values.maker
+    is_reading: Flags = (maker >= 0) & np.append(graph.nodes.is_reading, False)[maker]
+    return is_reading
+
+
+def _read_otherwise(graph: Graph, side: _Builder) -> None:
+    """Note values of which another reading is equal: all parts of one, the sum of several."""
+    for node in np.flatnonzero(graph.nodes.is_reading).tolist():
+        made, read = graph.nodes.makes[node], graph.nodes.reads[node]
+        if (side.relation[made] == EQUAL).all():
+            read = read[side.relation[read] == NONE]
+            first = made[0]
+            partners = np.full(len(read), side.partner[first])
+            relation = CUT if len(made) > 1 else TERM
+            side.assign(read, partners, np.full(len(read), side.error[made].max()), relation)
+
+
+def _group_readings(
+    graphs: tuple[Graph, Graph], sides: list[_Builder], groups: list[Indices]
+) -> None:
+    """Put parts into the group of their whole, and the terms of a sum into one of their own."""
+    count = 1 + max((int(group.max(initial=0)) for group in groups), default=0)
+    of_whole = np.arange(count)
+    for graph, side, group in zip(graphs, sides, groups, strict=True):
+        for node in np.flatnonzero(graph.nodes.is_reading).tolist():
+            made, read = graph.nodes.makes[node], graph.nodes.reads[node]
+            if len(made) > 1 and side.relation[read[0]] == CUT:
+                of_whole[group[made]] = group[read[0]]
+            elif len(made) == 1:
+                terms = read[side.relation[read] == TERM]
+                group[terms] = count + group[made[0]]
+    for group in groups:
+        is_own = group < count
+        group[is_own] = of_whole[group[is_own]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

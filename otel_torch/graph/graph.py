@@ -121,6 +121,8 @@ class Nodes:
             numbers.
         line, module: Indices into the graph's tables.
         inside: The node of which this one is a part; NOTHING for most.
+        is_reading: It is none of the program's: what it makes is another way to read what it reads,
+            such as the sum of what ranks have. Where that is right, they are.
         phase: Index into the graph's `phases`.
     """
 
@@ -134,6 +136,7 @@ class Nodes:
     line: Indices
     module: Indices
     inside: Indices
+    is_reading: Flags
     phase: Indices
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.equality import (
+    CUT,
     EQUAL,
     NONE,
     PART,
@@ -45,6 +46,7 @@ class ComparedProgram:
         operation, argument: Labels of nodes, numbered alike in both programs.
         readers: The nodes that read each value.
         reads, makes: Those of the nodes, as lists.
+        parts: Of values that were cut for the comparison, the parts.
     """
 
     graph: Graph
@@ -60,6 +62,7 @@ class ComparedProgram:
     reads: list[list[int]]
     makes: list[list[int]]
     maker: list[int]
+    parts: dict[int, list[int]]
 
     def label(self, node: int) -> tuple[int, int]:
         """Return what a node does: its operation and arguments without operands."""
@@ -71,6 +74,10 @@ class ComparedProgram:
             int(self.side.group[read]) if read >= 0 and self.state[read] == RIGHT else -1
             for read in self.reads[node]
         )
+
+    def relations(self, node: int) -> set[int]:
+        """Return how what a node reads is related to the other program."""
+        return {int(self.side.relation[read]) for read in self.reads[node] if read >= 0}
 
     def signature(self, node: int) -> tuple[tuple[int, int], tuple[int, ...]]:
         """Return what a node does to what: its label and its operands."""
@@ -108,13 +115,33 @@ def make_programs(
                 _same_numbers(graphs, sides, place).tolist(),
                 [names[index] for index in graph.nodes.operation.tolist()],
                 [texts[index] for index in graph.nodes.argument.tolist()],
-                graph.readers().lists(),
+                _readers(graph),
                 graph.nodes.reads.lists(),
                 graph.nodes.makes.lists(),
                 graph.values.maker.tolist(),
+                _parts(graph),
             )
         )
     return programs[0], programs[1]
+
+
+def _readers(graph: Graph) -> list[list[int]]:
+    """Return the program's own nodes that read each value."""
+    is_reading = graph.nodes.is_reading
+    lists = graph.readers().lists()
+    if not is_reading.any():
+        return lists
+    return [[node for node in nodes if not is_reading[node]] for nodes in lists]
+
+
+def _parts(graph: Graph) -> dict[int, list[int]]:
+    """Return the parts of each value that was cut."""
+    parts: dict[int, list[int]] = {}
+    for node in np.flatnonzero(graph.nodes.is_reading).tolist():
+        made = graph.nodes.makes[node].tolist()
+        if len(made) > 1:
+            parts.setdefault(int(graph.nodes.reads[node][0]), []).extend(made)
+    return parts
 
 
 def _same_numbers(graphs: tuple[Graph, Graph], sides: tuple[Side, Side], place: int) -> Indices:
@@ -139,7 +166,7 @@ def states(graph: Graph, side: Side, informed: Flags, jumps: Flags) -> Indices:
     """
     state = np.full(len(graph.values), WRONG, np.int64)
     state[(side.relation != NONE) | ~informed | (graph.values.numel < 0)] = DOUBTFUL
-    state[side.relation == EQUAL] = RIGHT
+    state[side.relation >= CUT] = RIGHT
     state[jumps] = DOUBTFUL
     _doubt_moves(graph, state)
     return state

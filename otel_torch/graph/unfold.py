@@ -44,7 +44,7 @@ def unfold(graph: Graph, limits: Floats) -> Graph:
     position = np.empty(len(nodes) + 1, np.int64)
     position[order] = np.arange(len(nodes))
     position[NOTHING] = NOTHING
-    labels = ("operation", "argument", "casts", "random", "line", "module", "phase")
+    labels = ("operation", "argument", "casts", "random", "line", "module", "is_reading", "phase")
     return replace(
         graph,
         values=replace(graph.values, maker=position[graph.values.maker]),

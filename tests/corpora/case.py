@@ -124,6 +124,7 @@ class Run:
     capture: str = "parity"
     _: KW_ONLY
     steps: str = ""
+    parts: int = 0
     environment: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.corpora.case import GRAPH, Case, Run
+from tests.corpora.case import GRAPH, Case
 from tests.corpora.scores import DTYPES, Corpus
 
 # a training is recorded in whole, for some faults show after the first step
@@ -38,8 +38,12 @@ class Operations(Corpus):
 def as_graph(case: Case) -> Case:
     """Return a case of which both programs are recorded as graphs."""
     assert case.reference is not None and case.port is not None
-    return replace(case, reference=_as_graph(case.reference), port=_as_graph(case.port))
-
-
-def _as_graph(run: Run) -> Run:
-    return replace(run, capture="graph", steps=STEPS.get(run.capture, run.steps))
+    runs = case.reference, case.port
+    counts = [run.ranks for run in runs]
+    # one process beside ranks: they have parts of its values
+    parts = [max(counts) if count == 1 < max(counts) else 0 for count in counts]
+    reference, port = (
+        replace(run, capture="graph", steps=STEPS.get(run.capture, run.steps), parts=count)
+        for run, count in zip(runs, parts, strict=True)
+    )
+    return replace(case, reference=reference, port=port)

@@ -148,7 +148,10 @@ class Recorder:
         """Return the recording of a program; of several ranks the folder."""
         seed = f"seed{self._seed}" if self._seed else ""
         engine = GRAPH if run.capture == GRAPH else ""
-        words = (*run.arguments, variant, f"ranks{run.ranks}", seed, noise and "noise", engine)
+        parts = f"parts{run.parts}" if run.parts else ""
+        words = (
+            *run.arguments, variant, f"ranks{run.ranks}", seed, noise and "noise", engine, parts
+        )  # fmt: skip
         name = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, (run.program.stem, *words))))
         folder = self.folder / name
         recording = folder / "recording" / "run.jsonl"
@@ -158,6 +161,7 @@ class Recorder:
             settings = {"capture": run.capture, "jsonl": str(recording)}
             settings |= {"noise": noise} if noise else {}
             settings |= {"steps": run.steps} if run.steps else {}
+            settings |= {"graph_parts": str(run.parts)} if run.parts else {}
             settings |= {"tensors": str(folder / "tensors")} if variant == "tensors" else {}
             record = self._run_here if self._together else self._run_apart
             record(run, variant, folder, settings)

@@ -9,7 +9,15 @@ import pytest
 from otel_torch.graph.blame import Rules
 from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.compare import compare_graphs
-from otel_torch.graph.equality import EQUAL, PART, REORDERED, find_equal, has_information
+from otel_torch.graph.equality import (
+    CUT,
+    EQUAL,
+    PART,
+    REORDERED,
+    TERM,
+    find_equal,
+    has_information,
+)
 from otel_torch.graph.error_model import (
     COARSE_ROUNDINGS,
     ROUNDINGS,
@@ -353,3 +361,38 @@ def test_what_may_be_all_rounding_accuses_nobody():
 def test_an_operation_on_lists_mixes_no_errors_of_its_places():
     assert _columns("[[null, null], [null, null], 0.1]", [1, 2, 3, 4], [5, 6]) == [[1, 3], [2, 4]]
     assert _columns("[null, null]", [1, 2], [3]) is None
+
+
+def with_readings(
+    values: list[np.ndarray], reads: list[list[int]], made: list[np.ndarray]
+) -> Graph:
+    """Return leaves with readings: `made[i]` of `reads[i]`, the parts of one value together."""
+    writer = Writer()
+    leaf = [writer.leaf(f"{index}", array) for index, array in enumerate(values)]
+    for own, arrays in zip(reads, made, strict=True):
+        node = writer.builder.add_node(
+            "read", [leaf[value].index for value in own], moves=True, is_reading=True
+        )
+        for array in arrays:
+            writer._value(array, None, maker=node)
+    writer.end("out", leaf[0])
+    return writer.finish()
+
+
+def test_a_whole_of_which_all_parts_are_right_is_right_in_parts():
+    upper, lower = X[:2], X[2:]
+    reference = with_readings([X], [[0]], [[upper, lower]])
+    sides = relations(reference, leaves(upper, lower))
+    assert sides[0].relation.tolist() == [CUT, EQUAL, EQUAL]
+    assert sides[1].relation.tolist() == [EQUAL, EQUAL]
+    assert len({*sides[0].group.tolist(), *sides[1].group.tolist()}) == 1
+    one_wrong = relations(reference, leaves(upper, lower + 1))
+    assert one_wrong[0].relation[0] != CUT and one_wrong[1].relation[0] == EQUAL
+
+
+def test_terms_of_a_sum_are_right_and_not_the_same_as_the_sum():
+    other = RANDOM.standard_normal(X.shape).astype(np.float32)
+    port = with_readings([X, other], [[0, 1]], [[X + other]])
+    sides = relations(leaves(X + other), port)
+    assert sides[1].relation.tolist() == [TERM, TERM, EQUAL]
+    assert sides[1].group[0] == sides[1].group[1] != sides[0].group[0]

@@ -197,7 +197,7 @@ def make_finding(
         port_loop=port.recorded.loop,
         port_step=port.recorded.step,
         port_call=port.recorded.call,
-        rank=None,
+        rank=port.recorded.rank if reference.recorded.rank is None else reference.recorded.rank,
         side=reference.side,
         port_side=port.side,
         kind=_kind(comparison, fault),

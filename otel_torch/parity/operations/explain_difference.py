@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from otel_torch.graph.compare import GraphComparison, GraphFault
+from otel_torch.graph.equality import TERM
 from otel_torch.graph.explanation import Kind
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.labels import code_line, short_name
@@ -51,8 +52,26 @@ def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
         describe(comparison.graphs[0], explanation.reference),
         describe(comparison.graphs[1], explanation.port),
     )
-    return _SENTENCES[explanation.kind].format(
+    sentence = _SENTENCES[explanation.kind].format(
         operation=_operation(comparison, fault), reference=sides.reference, port=sides.port
+    )
+    return " ".join(filter(None, (sentence, _terms(comparison, fault))))
+
+
+def _terms(comparison: GraphComparison, fault: GraphFault) -> str:
+    """Return that one operation reads terms of a sum in one program, and the sum in the other."""
+    if fault.reference is None or fault.port is None or not fault.reference.nodes:
+        return ""
+    first = fault.reference.nodes[0], *fault.port.nodes[:1]
+    nodes = list(zip(comparison.programs, first, strict=False))
+    read_terms = [TERM in program.relations(node) for program, node in nodes]
+    is_one_operation = len({program.operation[node] for program, node in nodes}) == 1
+    if not is_one_operation or len(nodes) < 2 or read_terms[0] == read_terms[1]:
+        return ""
+    with_terms, other = ("reference", "port") if read_terms[0] else ("port", "reference")
+    return (
+        f"What it reads is a term on each rank of the {with_terms}, and their sum in the {other}: "
+        "the reduction over the ranks is missing, or comes later."
     )
 
 

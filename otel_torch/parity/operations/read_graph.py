@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from binascii import a2b_base64
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
+from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
 from otel_torch.parity.tolerance import half_ulp
 from otel_torch.recording.reader import load_recording
 from otel_torch.recording.rows import Row
@@ -46,6 +45,7 @@ class RecordedPlace(NamedTuple):
     step: int | None = None
     call: int | None = None
     phase: str | None = None
+    rank: int | None = None
 
     @classmethod
     def of(cls, row: Row) -> RecordedPlace:
@@ -133,10 +133,15 @@ class _GraphFiller:
         self._rows: dict[int, tuple[Row, int]] = {}  # value number -> its row and its maker
         self._nodes: list[Row] = []
         self._node_of: dict[tuple[Any, ...], int] = {}
+        self._parts: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         self._ends: list[Row] = []
 
     def add_operation(self, row: Row) -> None:
         """Note a value that an operation made; the operation, too, if it is its first one."""
+        if row.get("reading"):
+            cut = str(row["tensor"]).partition("]")[0]
+            self._parts[row.get("rank"), row.get("loop"), row.get("step"), cut].append(row)
+            return
         match = _NUMBER.match(str(row["tensor"]))
         number = match[1] if match else len(self._nodes)
         key = row.get("rank"), row.get("loop"), row.get("step"), number
@@ -182,12 +187,31 @@ class _GraphFiller:
                     (row.get("rank"), row.get("loop"), row.get("step"), str(whole)), NOTHING
                 ),
             )
-        for number in numbers:
-            self._add_value(number)
+        made = [self._rows.get(number, ({}, NOTHING)) for number in numbers]
+        for row, maker in made:
+            self._add_value(row, maker)
         for end in ends_of(RecordedProgram(self._nodes, read, self._rows, self._ends)):
             builder.add_end(end.name, index[end.value], is_passed=end.is_passed)
-        places = [RecordedPlace.of(self._rows.get(number, ({}, NOTHING))[0]) for number in numbers]
+        places = [RecordedPlace.of(row) for row, _ in made]
+        places += self._add_readings(index)
         return RecordedGraph(builder.finish(), places)
+
+    def _add_readings(self, index: Mapping[int, int]) -> Iterator[RecordedPlace]:
+        """Add the parts of values, and what the values of ranks may be together; yield the places
+        of what is added.
+        """
+        for rows in self._parts.values():
+            node = self._builder.add_node(
+                str(rows[0]["op"]), [index[rows[0]["reads"][0]]], moves=True, is_reading=True
+            )
+            for row in rows:
+                self._add_value(row, node)
+                yield RecordedPlace.of(row)
+        for reading in readings_of_ranks(self._rows, self._lines):
+            values = [index[number] for number in reading.values]
+            node = self._builder.add_node(reading.name, values, moves=True, is_reading=True)
+            self._add_value(reading.row, node)
+            yield RecordedPlace()
 
     def _line(self, row: Row) -> tuple[Any, ...] | None:
         """Return the line of a row: of an operation of a backward pass that of its forward."""
@@ -198,12 +222,10 @@ class _GraphFiller:
             self._lines[number] if isinstance(number, int) and number < len(self._lines) else None
         )
 
-    def _add_value(self, number: int) -> None:
-        row, maker = self._rows.get(number, ({}, NOTHING))
+    def _add_value(self, row: Row, maker: int) -> None:
         is_known = "shape" in row  # what a collective makes after the last step is not measured
         shape = tuple(row.get("shape") or ())
         dtype = str(row.get("dtype", ""))
-        sketch = row.get("sketch")
         self._builder.add_value(
             shape=shape,
             # a complex number is two numbers of the sketch
@@ -211,7 +233,7 @@ class _GraphFiller:
             dtype=dtype,
             roundoff=_roundoff(dtype),
             nonfinite=int(row.get("nonfinite") or 0),
-            sketch=np.frombuffer(a2b_base64(sketch), "<f4") if sketch else None,
+            sketch=sketch_of(row),
             statistics={name: x for name, x in row.items() if isinstance(x, float | int)},
             maker=maker,
             leaf=None if maker >= 0 else str(row.get("leaf", "unseen")),

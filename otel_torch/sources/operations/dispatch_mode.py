@@ -87,7 +87,8 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
 
     def _break_up(self, started: Started) -> None:
         """Compute a fused operation again by plain ones, for their rows alone."""
-        decomposition = decomposition_of(started.operation)
+        with_products = self.recorder.parts > 1
+        decomposition = decomposition_of(started.operation, with_products=with_products)
         if decomposition is None or is_too_large(started.operation, started.args):
             return
         numbers = self.recorder.inside.numbers

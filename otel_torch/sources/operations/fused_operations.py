@@ -19,8 +19,8 @@ import torch
 from otel_torch import torch_private
 
 # Norms and losses of which torch has decompositions. Functions of single elements and softmax stay
-# whole, since there is nothing to choose inside of them, and so do products with a bias (`addmm`):
-# they are most of a model's work, which would be done twice.
+# whole, since there is nothing to choose inside of them, and so do products with a bias (`addmm`),
+# unless ranks may have terms of the product: they are most of a model's work, which is done twice.
 _BY_TORCH = (
     "native_layer_norm", "_fused_rms_norm", "native_group_norm", "nll_loss_forward",
     "nll_loss2d_forward", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
@@ -39,10 +39,13 @@ Decomposition = Callable[..., Any]
 
 
 @functools.cache
-def decomposition_of(operation: Any) -> Decomposition | None:
+def decomposition_of(operation: Any, *, with_products: bool = False) -> Decomposition | None:
     """Return a function that computes an operation by others; None if it is not broken up.
 
-    The function takes the arguments of the operation and raises nothing that it would not.
+    It takes the arguments of the operation and raises nothing that it would not.
+
+    Args:
+        with_products: Break up products with a bias, too.
     """
     namespace, _, name = str(operation).partition(".")
     base = name.partition(".")[0]
@@ -50,6 +53,8 @@ def decomposition_of(operation: Any) -> Decomposition | None:
         return None
     if base in _ATTENTIONS:
         return functools.partial(_attention, operation)
+    if base == "addmm" and with_products:
+        return _product_with_bias
     if base in _BY_TORCH:
         return torch_private.decomposition_of(operation)
     return None
@@ -63,6 +68,18 @@ def is_too_large(operation: Any, args: Any) -> bool:
         query, key = tensors[:2]
         largest = max(largest, query.numel() // max(1, query.shape[-1]) * key.shape[-2])
     return largest > _MAX_NUMEL
+
+
+def _product_with_bias(
+    bias: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> None:
+    if beta == alpha == 1:
+        torch.mm(left, right) + bias
 
 
 def _attention(operation: Any, *args: Any, **kwargs: Any) -> None:

@@ -36,6 +36,7 @@ from otel_torch.sources.operations.operation_kinds import (
     draws_now,
     kind_of,
 )
+from otel_torch.sources.operations.parts import PART, cuts_of
 from otel_torch.sources.operations.places import BACKWARD, Places
 from otel_torch.sources.operations.program_values import Look, ProgramValues, Value, memory_of
 from otel_torch.sources.operations.source_lines import SourceLines
@@ -100,6 +101,7 @@ class OperationRecorder:
         add: takes the rows, in order.
         meet: given each value's loop, step, label and tensor before it is measured; returns whether
             it has changed what the tensor holds.
+        parts: into how many parts along each axis each value is cut and measured, too; 0 for none.
     """
 
     def __init__(
@@ -107,8 +109,9 @@ class OperationRecorder:
         places: Places,
         add: Callable[[GraphRow], None],
         meet: Callable[[int, int, str, torch.Tensor], bool] | None = None,
+        parts: int = 0,
     ) -> None:
-        self._places, self._add, self._meet = places, add, meet
+        self._places, self._add, self._meet, self.parts = places, add, meet, parts
         self.values = ProgramValues()
         self.lines = SourceLines()
         self.inside = _Inside()
@@ -235,6 +238,8 @@ class OperationRecorder:
                 pending = _Pending(weakref.ref(tensor), value, row)
                 self._pending[memory_of(tensor)].append(pending)
             self._add(row)
+            if not kind.is_collective:
+                self._add_parts(started.call, value, tensor)
 
     def _has_changed(self, call: RecordedCall, label: str, tensor: torch.Tensor) -> bool:
         """Show a value to who waits for it; return whether it is another one now."""
@@ -324,6 +329,7 @@ class OperationRecorder:
         # a count of its own: a value that is put in place is read again, and moves no other label
         label = f"reread[{self._next('reread', started.call)}]"
         self._add(make_row(started.call, label, measured, fields))
+        self._add_parts(started.call, value, tensor)
         return value.number
 
     def _add_leaf(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
@@ -349,7 +355,27 @@ class OperationRecorder:
             fields["line"] = named.line
         self.values.write(tensor, value)
         self._add(make_row(call, label, measured, fields))
+        self._add_parts(call, value, tensor)
         return value.number
+
+    def _add_parts(self, call: RecordedCall, whole: Value, tensor: torch.Tensor) -> None:
+        """Add the parts that ranks may have of a value, cut along each of its axes."""
+        for cut in cuts_of(tensor.shape, self.parts):
+            parts = [tensor.detach()]
+            for axis, count in cut.items():
+                parts = [part for own in parts for part in own.chunk(count, axis)]
+            number = self._next("part", call)
+            for place, part in enumerate(parts):
+                measured = measure_value(part)
+                fields: dict[str, Any] = {
+                    "op": PART,
+                    "args": [{"value": whole.number}, {str(axis): n for axis, n in cut.items()}],
+                    "reads": [whole.number],
+                    "value": self._new_value(measured).number,
+                    "makes": place,
+                    "reading": True,
+                }
+                self._add(make_row(call, f"part[{number}][{place}]", measured, fields))
 
     def add_ends(
         self, call: RecordedCall, tensors: Sequence[tuple[str, torch.Tensor, str | None]]

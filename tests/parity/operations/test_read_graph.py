@@ -143,7 +143,8 @@ def test_ranks_are_one_graph_beside_that_of_one_process(tmp_path):
 
     one = read_graph(recording("one", 1)).graph
     two = read_graph(recording("rank0", 1), recording("rank1", 2)).graph
-    assert len(two.nodes) == 2 and two.end_names == ["out", "out"]
+    assert two.nodes.is_reading.tolist() == [False, False, True]  # the last one is their sum
+    assert two.end_names == ["out", "out"]
     assert [pair.is_right for pair in compare_graphs(one, two).ends] == [True, False]
     assert two.lines[two.nodes.line[1]][1] == 7
 

@@ -649,3 +649,26 @@ def test_memory_that_others_have_written_is_a_leaf_and_its_elements_are_no_argum
     add = graph.operation("aten.add.Tensor")
     assert add["reads"][1] in [row["value"] for row in graph.fields() if "leaf" in row]
     assert "7.25" not in str([row["args"] for row in graph.fields() if "args" in row])
+
+
+# -- parts
+
+
+def test_values_are_measured_in_the_parts_that_ranks_may_have(x: torch.Tensor) -> None:
+    weight = torch.linspace(-1, 1, 16).reshape(4, 4)
+    bias = torch.ones(4)
+    graph = record(lambda: Net(lambda net, x: F.linear(x, net.weight, bias))(x), graph_parts="2")
+    leaf = graph.leaf("weight")
+    rows = graph.fields(op="otel_torch.part", reads=[leaf["value"]])
+    assert [(row["args"][1], row["shape"]) for row in rows] == [
+        *2 * [({"0": 2}, [2, 4])],
+        *2 * [({"1": 2}, [4, 2])],
+    ]
+    sums = [part.abs().mean().item() for axis in (0, 1) for part in weight.chunk(2, axis)]
+    assert [row["abs_mean"] for row in rows] == pytest.approx(sums)
+    product = graph.operation("aten.mm.default")
+    assert product["inside"] == int(graph.operation("aten.addmm.default")["tensor"][3:-1])
+    plain = record(lambda: Net(lambda net, x: F.linear(x, net.weight, bias))(x))
+    assert {"otel_torch.part", "aten.mm.default"}.isdisjoint(
+        row.get("op") for row in plain.fields()
+    )

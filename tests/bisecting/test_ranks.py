@@ -1,0 +1,149 @@
+"""One process beside the ranks of the same model: parts, terms, and what is wrong between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from otel_torch.bisecting.bisection import Bisection
+from otel_torch.bisecting.recorded_programs import SETTINGS
+from otel_torch.bisecting.runs import ProgramRun, SideName, find_recordings
+from otel_torch.bisecting.search import Options, bisect_programs
+from tests.support import run_python, run_ranks
+
+# a block split by columns and rows, trained for two steps; FAULT is replaced by what is wrong
+PROGRAM = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+FAULT = "{fault}"
+if RANKS > 1:
+    dist.init_process_group("gloo")
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        if RANKS > 1 and FAULT != "not_reduced":
+            dist.all_reduce(x)
+        if RANKS > 1 and FAULT == "reduced_twice":
+            dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+def part(tensor, axis):
+    rank = 1 - RANK if FAULT == "other_part" and axis == 1 else RANK
+    return nn.Parameter(tensor.detach().chunk(RANKS, axis)[rank].clone())
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        up, down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.up, self.up_bias = part(up.weight, 0), part(up.bias, 0)
+        self.down, self.down_bias = part(down.weight, 1), nn.Parameter(down.bias.detach().clone())
+
+    def forward(self, x):
+        h = F.gelu(F.linear(x, self.up, self.up_bias))
+        y = F.linear(h, self.down)
+        if RANKS > 1 and FAULT == "bias_on_each_rank":
+            y = y + self.down_bias
+            return Reduce.apply(y)
+        return Reduce.apply(y) + self.down_bias
+
+model = Block()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(1)
+for _ in range(2):
+    x = torch.randn(8, 16)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+if RANKS > 1:
+    dist.destroy_process_group()
+"""
+BATCHES = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+FAULT = "{fault}"
+if RANKS > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    x = torch.randn(8, 16).chunk(RANKS)[RANK]
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    for parameter in model.parameters():
+        if RANKS > 1 and not (FAULT == "one_not_reduced" and parameter is model[0].weight):
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= RANKS
+    optimizer.step()
+if RANKS > 1:
+    dist.destroy_process_group()
+"""
+
+
+class Forked:
+    """One process as the reference, two ranks as the port."""
+
+    def __init__(self, folder: Path, reference: str, port: str) -> None:
+        self.folder, self._programs = folder, {"reference": reference, "port": port}
+        self.runs: list[ProgramRun] = []
+
+    def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
+        folder = self.folder / f"{len(self.runs) + 1}-{side}"
+        folder.mkdir(parents=True)
+        variables = {
+            f"OTEL_TORCH_{name.upper()}": value for name, value in (SETTINGS | settings).items()
+        }
+        run = run_python if side == "reference" else run_ranks
+        run(folder, self._programs[side], **variables)
+        self.runs.append(ProgramRun(side, why, (), 0.0, find_recordings(folder)))
+        return self.runs[-1]
+
+
+def bisect(tmp_path: Path, program: str, fault: str) -> Bisection:
+    reference, port = (program.replace("{fault}", name) for name in ("", fault))
+    return bisect_programs(Forked(tmp_path / "runs", reference, port), Options())
+
+
+@pytest.mark.parametrize("program", [PROGRAM, BATCHES], ids=["parts", "batches"])
+def test_ranks_that_share_the_work_match(tmp_path: Path, program: str) -> None:
+    answer = bisect(tmp_path, program, "")
+    assert (answer.verdict, answer.faults) == ("match", [])
+    assert [run.side for run in answer.runs] == ["reference", "port", "reference"]
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "text"),
+    [
+        (PROGRAM, "not_reduced", "return Reduce.apply(y) + self.down_bias"),
+        (PROGRAM, "reduced_twice", "dist.all_reduce(x)"),
+        (PROGRAM, "bias_on_each_rank", "y = y + self.down_bias"),
+        (PROGRAM, "other_part", "y = F.linear(h, self.down)"),
+        (BATCHES, "one_not_reduced", "optimizer.step()"),
+    ],
+    ids=["not_reduced", "reduced_twice", "bias_on_each_rank", "other_part", "one_not_reduced"],
+)
+def test_a_fault_of_ranks_is_named_at_its_line(
+    tmp_path: Path, program: str, fault: str, text: str
+) -> None:
+    answer = bisect(tmp_path, program, fault)
+    first = answer.faults[0]
+    assert first.port_line is not None and text in first.port_line.text
+    reads_terms = "a term on each rank of the port, and their sum in" in first.explanation
+    assert reads_terms == (fault in ("not_reduced", "bias_on_each_rank", "one_not_reduced"))
+    assert first.proof is None and "cannot be put in their place" in answer.untried[0]
