@@ -41,6 +41,21 @@ TARGETS: dict[str, Target] = {
         "duckdb",
         "parquet",
     ),
+    "tensorboard": Target(
+        "FOLDER",
+        "write the training's numbers and the statistics of activations as scalars of "
+        "TensorBoard, a run for each rank",
+        "otel_torch.exporting.tensorboard",
+        "tensorboard",
+        "tensorboard",
+    ),
+    "trackio": Target(
+        "PROJECT",
+        "add the same scalars to a project in Trackio's local database, a run for each rank",
+        "otel_torch.exporting.trackio",
+        "trackio",
+        "trackio",
+    ),
 }
 
 
