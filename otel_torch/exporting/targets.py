@@ -56,6 +56,13 @@ TARGETS: dict[str, Target] = {
         "trackio",
         "trackio",
     ),
+    "pprof": Target(
+        "FILE",
+        "write the times of regions, steps and modules as a profile for pprof, speedscope, "
+        "Pyroscope or Parca",
+        "otel_torch.exporting.pprof",
+        "google.protobuf",
+    ),
 }
 
 
