@@ -59,7 +59,7 @@ def exported_recordings(name: str, warn: Report, progress: Report) -> list[Expor
     recordings = []
     for path in recordings_of(name):
         next(iterate_rows(path))  # before anything is written
-        metadata = read_metadata(path, warn)
+        metadata = read_metadata(path)
         short = Path(path).name.replace(".jsonl", "")
         rank = metadata.get("rank", 0)
         recordings.append(ExportedRecording(path, short, rank, metadata, warn, progress))

@@ -52,8 +52,8 @@ _COLUMN_TYPES: dict[Any, tuple[str, str]] = {
 _FIELDS = {
     field.encode_name: _COLUMN_TYPES[field.type]
     for field in msgspec.structs.fields(row_schema.RowRecord)
-} | {
-    "hash": ("VARCHAR", "{}"),
+} | {"hash": ("VARCHAR", "{}")}
+_COLUMNS = _FIELDS | {
     "other": ("JSON", "{}::VARCHAR"),  # all fields that are not known
     "row_number": ("BIGINT", "{}"),
     "recording": ("VARCHAR", "{}"),
@@ -94,8 +94,9 @@ def write(recordings: Sequence[ExportedRecording], destination: str) -> dict[str
                 counts["values"] += writer.write_values(number, recording)
         metadata = "".join(json.dumps(_metadata_row(recording)) + "\n" for recording in recordings)
         writer.piece.write_text(metadata, encoding="utf-8")
+        source = writer.read(_METADATA, len(metadata.encode()))
         columns = ", ".join(map(_name, _METADATA))
-        writer.copy(f"SELECT {columns} FROM {writer.read(_METADATA)}", "metadata", "rank", "run")
+        writer.copy(f"SELECT {columns} FROM {source}", "metadata", "rank", "run")
     return counts
 
 
@@ -119,9 +120,10 @@ def _write_rows(writer: _Writer, number: int, recording: ExportedRecording) -> t
 
 def _line(row: Row, fields: dict[str, Any]) -> bytes:
     """Return a row as strict JSON, with what is not known of it in one field."""
-    known = {name: _spelled(value) for name, value in row.items() if name in _FIELDS} | fields
-    if len(known) < len(row) + len(fields):
+    known = {name: _spelled(value) for name, value in row.items() if name in _FIELDS}
+    if len(known) < len(row):
         known["other"] = {name: row[name] for name in row.keys() - _FIELDS.keys()}
+    known |= fields
     try:
         line: bytes = json_encoder().encode(known)
     except (UnicodeEncodeError, OverflowError):
@@ -156,12 +158,13 @@ class _Writer:
         """Add rows to their table, as a file of this name in each folder."""
         with open(self.piece, "wb") as file:
             file.writelines(lines)
-        columns = {field: read_as for field, (read_as, _) in _FIELDS.items()}
+        columns = {field: read_as for field, (read_as, _) in _COLUMNS.items()}
         chosen = ", ".join(
-            f"{cast.format(_name(field))} AS {_name(field)}" for field, (_, cast) in _FIELDS.items()
+            f"{cast.format(_name(field))} AS {_name(field)}"
+            for field, (_, cast) in _COLUMNS.items()
         )
-        longest = max(_LONGEST_LINE, 2 * max(map(len, lines)))
-        self.copy(f"SELECT {chosen} FROM {self.read(columns, longest)}", "rows", "rank, step", name)
+        source = self.read(columns, max(map(len, lines)))
+        self.copy(f"SELECT {chosen} FROM {source}", "rows", "rank, step", name)
 
     def write_values(self, number: int, recording: ExportedRecording) -> int:
         """Add the values of a recording whose rows are written; return their number."""
@@ -180,12 +183,12 @@ class _Writer:
         )
         return int(written)
 
-    def read(self, columns: dict[str, str], longest: int = _LONGEST_LINE) -> str:
-        """Return the SQL that reads the file."""
+    def read(self, columns: dict[str, str], longest: int) -> str:
+        """Return the SQL that reads the file, whose longest line has so many bytes."""
         types = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in columns.items())
         return (
             f"read_json({_text(self.piece)}, format = 'newline_delimited', "
-            f"columns = {{{types}}}, maximum_object_size = {longest})"
+            f"columns = {{{types}}}, maximum_object_size = {max(_LONGEST_LINE, 2 * longest)})"
         )
 
     def copy(self, query: str, table: str, partitions: str, name: str) -> tuple[int]:

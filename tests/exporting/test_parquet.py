@@ -121,7 +121,7 @@ def test_what_a_reader_tolerates_is_exported(tmp_path, capsys):
     path = write(
         tmp_path / "foreign.jsonl",
         {**ROW, "mean": "-Infinity", "l2": 2**70, "std": "<error: failed>", "shape": "?"},
-        '{"module": "it\'s", "tensor": "out", "step": null, "mean": NaN, "mine": {"a": [1]}}\n',
+        '{"module": "it\'s", "tensor": "out", "step": null, "mean": NaN, "mine": {"a": [1]}, "rank": 7}\n',
         {**ROW, "module": "\ud800", "hash": "00ff", "order": [3, None], "args": ["NaN", 1]},
         '{"module": "cut o',
     )
@@ -134,7 +134,10 @@ def test_what_a_reader_tolerates_is_exported(tmp_path, capsys):
         None,
     )
     assert (second["module"], second["step"], second["rank"]) == ("it's", None, 0)
-    assert math.isnan(second["mean"]) and json.loads(second["other"]) == {"mine": {"a": [1]}}
+    assert math.isnan(second["mean"]) and json.loads(second["other"]) == {
+        "mine": {"a": [1]},
+        "rank": 7,
+    }
     assert (third["module"], third["hash"], third["order"]) == ("?", "00ff", [3, None])
     assert json.loads(third["args"]) == ["NaN", 1] and first["other"] is None
     assert "line 4 was cut off" in capsys.readouterr().err

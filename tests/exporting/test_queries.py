@@ -66,7 +66,7 @@ def test_lines_of_values(answers):
 
 
 def test_the_page_has_every_column_of_rows():
-    from otel_torch.exporting.parquet import _FIELDS
+    from otel_torch.exporting.parquet import _COLUMNS
 
     section = PAGE.partition("### Columns of `rows`")[2].partition("\n### ")[0]
-    assert set(_FIELDS) | {"step"} == set(re.findall(r"`([a-z_0-9]+)`", section))
+    assert set(_COLUMNS) | {"step"} == set(re.findall(r"`([a-z_0-9]+)`", section))
