@@ -116,12 +116,14 @@ def times_of(recording: ExportedRecording) -> RunTimes:
     times = RunTimes(start_ns=process.start_ns, end_ns=process.end_ns)
     modules: dict[tuple[str, str], int] = {}
     for end in module_ends(files, recording.progress):
-        node = nodes.get(end.span, process).innermost(end.time_ns)
+        around = nodes.get(end.span)
+        # the parents of a span without a stack are a circle, in a damaged file
+        node = (around if around and around.stack else process).innermost(end.time_ns)
         node.ends.append(end.time_ns)
         node.modules.append(modules.setdefault((end.model, end.module), len(modules)))
     frames = [tuple(_module_frames(*module)) for module in modules]
     for node in nodes.values():
-        if node.stack:  # else its parents are a circle, in a damaged file
+        if node.stack:
             _add_span(times, node, frames)
     return times
 

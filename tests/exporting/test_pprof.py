@@ -121,6 +121,20 @@ def test_a_module_takes_the_time_since_the_one_before(tmp_path):
     }
 
 
+def test_spans_that_are_each_others_parents_are_left_out(tmp_path):
+    (tmp_path / "run.jsonl").write_text('{"module": "", "tensor": "out", "step": 0}\n')
+    circle = [
+        span("torch.step", 0, 9, id="aa", parent="bb", events=[output(5, "body")]),
+        span("torch.step", 0, 9, id="bb", parent="aa"),
+    ]
+    (tmp_path / "traces.jsonl").write_text(line(span("torch.run", 0, 10, id="cc"), *circle))
+    stacks = export(tmp_path / "run.jsonl", tmp_path / "run.pb.gz")
+    assert {stack: ns / 1e9 for stack, (_, ns, _) in stacks.items()} == {
+        (0, "torch.run"): 5,
+        (0, "torch.run", "Net", "Net.body"): 5,
+    }
+
+
 REGIONS = """
 import otel_torch, torch
 
