@@ -183,6 +183,8 @@ LIGHT_IMPORTS = {
     "otel_torch.parity.diff": ("msgspec", "numpy"),
     "otel_torch.show.overview": ("msgspec",),
     "otel_torch.show.chrome_trace": ("msgspec",),
+    "otel_torch.exporting.targets": ("msgspec",),
+    "otel_torch.exporting.parquet": ("msgspec",),
 }
 
 

@@ -28,6 +28,10 @@ COMMANDS = {
         "run two programs, and find the lines in which the port goes wrong, each one tried",
     ),
     "diff": ("otel_torch.cli.diff", "find where a port first diverges from its reference"),
+    "export": (
+        "otel_torch.cli.export",
+        "export a recording to Parquet, TensorBoard, Trackio or pprof",
+    ),
     "import": (
         "otel_torch.cli.import_dump",
         "make a recording of tensors that another program dumped",

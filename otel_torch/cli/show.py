@@ -7,12 +7,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from otel_torch.process.console import say
-from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
-from otel_torch.recording.recordings_folder import holds_none, recordings_in
+from otel_torch.recording.recordings_folder import recordings_of
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.writable import check_writable
 from otel_torch.settings import BadValue, NumberSet
@@ -88,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         say("--json prints, --html and --chrome-trace write files: ask for one of them")
         return 2
     try:
-        paths = [path for name in arguments.recordings for path in _recordings_of(name)]
+        paths = [path for name in arguments.recordings for path in recordings_of(name)]
     except RecordingError as error:
         say(str(error))
         return 2
@@ -106,31 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
     except RecordingError as error:
         say(str(error))
         return 2
-
-
-def _recordings_of(name: str) -> list[str]:
-    """Return a recording, or those in a folder: run by run, as these began, in order of rank.
-
-    Raises:
-        RecordingError: The folder holds none.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        return [name]
-    paths = recordings_in(folder)
-    if not paths:
-        raise RecordingError(holds_none(folder))
-    metadata = {path: read_metadata(path) for path in paths}
-    started: dict[Any, str] = {}  # run -> when its first rank did
-    for fields in metadata.values():
-        run_id, start = fields.get("run_id"), fields.get("start", "")
-        started[run_id] = min(start, started.get(run_id, start))
-
-    def place(path: Path) -> tuple[str, int, str]:
-        fields = metadata[path]
-        return started[fields.get("run_id")], fields.get("rank", 0), path.name
-
-    return [str(path) for path in sorted(paths, key=place)]
 
 
 def _parse_steps(text: str) -> NumberSet:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from otel_torch.recording.file_kinds import EMPTY, RECORDING, identify
+from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.reader import RecordingError
 
 _PATTERNS = ("*.jsonl", "*.jsonl.gz")
 # what a recording of an earlier run is renamed to
@@ -31,3 +34,28 @@ def holds_none(folder: Path) -> str:
     inner = (path for path in sorted(folder.iterdir()) if path.is_dir())
     having = next((path for path in inner if recordings_in(path)), None)
     return message if having is None else f"{message}; {having} holds some"
+
+
+def recordings_of(name: str) -> list[str]:
+    """Return a recording, or those in a folder: run by run, as these began, in order of rank.
+
+    Raises:
+        RecordingError: The folder holds none.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return [name]
+    paths = recordings_in(folder)
+    if not paths:
+        raise RecordingError(holds_none(folder))
+    metadata = {path: read_metadata(path) for path in paths}
+    started: dict[Any, str] = {}  # run -> when its first rank did
+    for fields in metadata.values():
+        run_id, start = fields.get("run_id"), fields.get("start") or ""
+        started[run_id] = min(start, started.get(run_id, start))
+
+    def place(path: Path) -> tuple[str, int, str]:
+        fields = metadata[path]
+        return started[fields.get("run_id")], fields.get("rank", 0), path.name
+
+    return [str(path) for path in sorted(paths, key=place)]

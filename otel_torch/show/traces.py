@@ -7,6 +7,7 @@ not import the SDK.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -184,10 +185,16 @@ def _otlp_folders(metadata: dict[str, Any]) -> list[Path]:
 
 def _starts_with_run(path: Path, metadata: dict[str, Any]) -> bool:
     try:
-        first = next(iterate_spans(path, activations=False), None)
-    except RecordingError:
+        first = _first_span(path, path.stat().st_size)
+    except (RecordingError, OSError):
         return False
     return first is not None and is_of_run(first, metadata)
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_span(path: Path, size: int) -> Span | None:
+    """Return the first span of a file of this size: each rank of a folder asks all files."""
+    return next(iterate_spans(path, activations=False), None)
 
 
 def is_of_run(span: Span, metadata: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def commands(path: Path, good: Path) -> dict[str, list[str]]:
         "show --json": ["show", str(path), "--json"],
         "show --step": ["show", str(path), "--step", "0-9"],
         "show --html": ["show", str(path), "--html", str(path.with_suffix(".html"))],
+        "export": ["export", str(path), "--parquet", tempfile.mkdtemp(dir=path.parent)],
         "diff reference": ["diff", str(path), str(good)],
         "diff port": ["diff", str(good), str(path)],
         "diff noise": ["diff", str(good), str(good), "--noise", str(path)],
