@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from otel_torch.bisecting.compared import ComparedRuns, compare_runs, is_one_beside_several
+from otel_torch.bisecting.compared import (
+    ComparedRank,
+    ComparedRuns,
+    compare_runs,
+    is_one_beside_several,
+)
 from otel_torch.bisecting.later_steps import SETTINGS, LaterStep, find_later_step
 from otel_torch.bisecting.runs import ProgramRun, Programs, SideName
 from otel_torch.graph.error_model import is_coarse
@@ -101,6 +106,14 @@ class RecordedPrograms:
 
     def _wants_noise(self, compared: ComparedRuns) -> bool:
         if self._options.noise == "auto":
-            comparisons = [rank.comparison for rank in compared.ranks]
-            return any(is_coarse(own.graphs[0]) or own.is_close for own in comparisons)
+            return any(map(_is_unsure, compared.ranks))
         return self._options.noise == "on"
+
+
+def _is_unsure(rank: ComparedRank) -> bool:
+    """Return whether the model of errors says too little: in a coarse dtype, beside ranks, which
+    add up in another order, and where the ends are hardly wrong.
+    """
+    comparison = rank.comparison
+    is_wrong = not comparison.is_match
+    return is_coarse(comparison.graphs[0]) or comparison.is_close or (rank.is_split and is_wrong)

@@ -178,8 +178,10 @@ def _verdict(bisection: Bisection, screen: Screen) -> list[str]:
     counts = f"{plural(len(faults), 'fault')}, {proven} proven"
     if bisection.is_healed:
         summary = f"{counts}; with the reference's values there, the whole port matches"
-    else:
+    elif proven == len(faults):
         summary = f"{counts}; the port differs elsewhere, too"
+    else:
+        summary = f"{counts}; whether the port differs elsewhere, too, is not known"
     verdict = screen.paint(bisection.verdict, "red")
     return [*_runs(bisection, screen), f"{verdict}: {summary}"]
 

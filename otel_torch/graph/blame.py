@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
 
@@ -155,7 +156,8 @@ def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -
         if program.maker[value] < 0:
             is_strong = is_wrong[value] or not rules.weak_last
             _enter(doubt, -1 - value, [value], NO_DOUBT, frozenset(), is_strong, cleared)
-    for node, (reads, makes) in enumerate(zip(program.reads, program.makes, strict=True)):
+    own_nodes = zip(program.reads, program.makes, strict=True)
+    for node, (reads, makes) in enumerate(islice(own_nodes, program.own_nodes)):
         open_values = [value for value in makes if not is_right[value]]
         # halves of an exchanged weight are right by their numbers, not by their place
         is_out_of_order = moves[node] and any(

@@ -191,10 +191,12 @@ def compare_graphs(
 def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:
     """Leave the port one rounding of its own: the reference's floor holds the rest.
 
-    A port in a coarser dtype than the reference keeps the limits of the model.
+    A port in a coarser dtype than the reference keeps the limits of the model, and so do programs
+    of which one is split over ranks: these add up in other orders.
     """
     coarsest = [graph.values.roundoff.max(initial=0.0) for graph in graphs]
-    if coarsest[1] > coarsest[0]:
+    is_split = any(graph.nodes.is_reading.any() for graph in graphs)
+    if coarsest[1] > coarsest[0] or is_split:
         return limits[1]
     return base_limits(graphs[1], rounding_errors(graphs[1].values.roundoff))
 

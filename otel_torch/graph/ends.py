@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances
-from otel_torch.graph.equality import PART, TERM, same_numbers
+from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
 from otel_torch.graph.states import RIGHT, ComparedProgram
@@ -53,6 +53,9 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     if programs[0].graph.is_cut == programs[1].graph.is_cut:
         kept += [_compare(programs, limits, *pair) for pair in _same_content(programs, loose)]
     named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
+    # of which ranks have neither a whole nor a part, such as padded rows: it is said
+    odd = [pair for pair in ends if pair.error == np.inf and not _is_elsewhere(programs, pair)]
+    named[0] -= {pair.reference for pair in odd} - paired[0]
     unpaired = [
         [names[side][end] for end in counts[side] if names[side][end] and end not in named[side]]
         for side in (0, 1)
@@ -89,11 +92,15 @@ def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> b
     """Return whether two ends of one name are not the same, or say nothing yet."""
     if _is_elsewhere(programs, pair) or _is_term(programs, pair):
         return True
-    # stages of a pipeline have layers of one name, and one of them returns what the model does
     same = [other for other in ends if pair.reference == other.reference or pair.port == other.port]
-    if len(same) == 1:
-        return False
-    if pair.error == np.inf and any(other.is_right for other in same):
+    return len(same) > 1 and _is_of_another_rank(programs, pair, ends)
+
+
+def _is_of_another_rank(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> bool:
+    """Return whether a rank's end of one name is another one: stages of a pipeline have layers of
+    one name, and one of them returns what the model does.
+    """
+    if pair.error == np.inf or _is_loss_beside_others(programs, pair, ends):
         return True
     values = zip(programs, (pair.reference, pair.port), strict=True)
     groups = [program.side.group[program.graph.ends[end]] for program, end in values]
@@ -119,6 +126,16 @@ def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
         for program, value, others in zip(programs, values, ends[::-1], strict=True)
     )
     return is_other_end or pair.error == np.inf
+
+
+def _is_loss_beside_others(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> bool:
+    """Return whether an end is too small to tell anything and there are others: the loss of a
+    rank's own rows.
+    """
+    numel = programs[0].graph.values.numel[programs[0].graph.ends]
+    return bool(numel[pair.reference] < LEAST_NUMEL) and any(
+        numel[other.reference] >= LEAST_NUMEL for other in ends
+    )
 
 
 def _is_term(programs: Programs, pair: EndPair) -> bool:

@@ -47,6 +47,7 @@ class ComparedProgram:
         readers: The nodes that read each value.
         reads, makes: Those of the nodes, as lists.
         parts: Of values that were cut for the comparison, the parts.
+        own_nodes: How many nodes the program itself has; readings come after them.
     """
 
     graph: Graph
@@ -63,6 +64,7 @@ class ComparedProgram:
     makes: list[list[int]]
     maker: list[int]
     parts: dict[int, list[int]]
+    own_nodes: int
 
     def label(self, node: int) -> tuple[int, int]:
         """Return what a node does: its operation and arguments without operands."""
@@ -120,6 +122,7 @@ def make_programs(
                 graph.nodes.makes.lists(),
                 graph.values.maker.tolist(),
                 _parts(graph),
+                int((~graph.nodes.is_reading).sum()),
             )
         )
     return programs[0], programs[1]

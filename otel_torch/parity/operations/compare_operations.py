@@ -72,6 +72,12 @@ def compare_operations(
     progress("comparing operations")
     comparison = compare_graphs(recorded.reference.graph, recorded.port.graph, noisy)
     report = report_comparison(paths, recorded, comparison)
+    if further_ranks and not comparison.programs[0].parts:
+        ranks = 1 + len(further_ranks)
+        report.warnings.append(
+            f"the reference was recorded without the parts that {ranks} ranks may have of its "
+            f"values: record it again with OTEL_TORCH_GRAPH_PARTS={ranks}"
+        )
     if hidden := len(comparison.faults) - len(report.introduced):
         report.warnings.append(
             f"{plural(hidden, 'further place')} may be at fault or another way to write the same: "

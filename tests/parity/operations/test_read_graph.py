@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from otel_torch.graph.compare import compare_graphs
+from otel_torch.parity.operations.compare_operations import compare_operations
 from otel_torch.parity.operations.read_graph import graph_of_rows, read_graph
+from otel_torch.parity.sides import Sides
 
 PLACE = {"module": "mlp", "step": 0, "call": 0, "loop": 0, "model": "Net", "phase": "forward"}
 LINES = [["model.py", 7, "forward", "y = x * 2"], ["model.py", 9, "forward", "return y.t()"]]
@@ -133,16 +135,39 @@ def test_the_ends_of_a_training_are_its_gradients_and_last_parameters():
     assert [pair.name for pair in ends] == names[:3]
 
 
-def test_ranks_are_one_graph_beside_that_of_one_process(tmp_path):
-    def recording(name: str, seed: int) -> Path:
-        path = tmp_path / f"{name}.jsonl"
-        made, ended = rows(seed=seed)[1], PLACE | {"tensor": "end[0]", "end": "out", "value": 1}
-        path.write_text("".join(json.dumps(row) + "\n" for row in (rows()[0], made, ended)))
-        path.with_suffix(".meta.json").write_text(json.dumps({"lines": LINES}))
-        return path
+def write_recording(path: Path, seed: int, *further: dict) -> Path:
+    made, ended = rows(seed=seed)[1], PLACE | {"tensor": "end[0]", "end": "out", "value": 1}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (rows()[0], made, *further, ended)))
+    path.with_suffix(".meta.json").write_text(json.dumps({"lines": LINES}))
+    return path
 
-    one = read_graph(recording("one", 1)).graph
-    two = read_graph(recording("rank0", 1), recording("rank1", 2)).graph
+
+def test_parts_are_readings_of_their_value_and_come_last(tmp_path):
+    part = PLACE | {"op": "otel_torch.part", "reads": [1], "reading": True}
+    parts = [
+        part | {"tensor": f"part[0][{n}]", "value": 2 + n, "makes": n} | content(5 + n, [1, 8])
+        for n in (0, 1)
+    ]
+    graph, places = read_graph(write_recording(tmp_path / "one.jsonl", 1, *parts))
+    assert graph.nodes.is_reading.tolist() == [False, True]
+    assert (graph.nodes.reads[1].tolist(), graph.nodes.makes[1].tolist()) == ([1], [2, 3])
+    assert [place.tensor for place in places] == ["leaf[0]", "op[0]", "part[0][0]", "part[0][1]"]
+    assert graph.end_names == ["out"]
+
+
+def test_ranks_beside_a_process_without_parts_are_compared_and_it_is_said(tmp_path):
+    one, first, second = (tmp_path / f"{name}.jsonl" for name in ("one", "rank0", "rank1"))
+    for path, seed in ((one, 1), (first, 1), (second, 1)):
+        write_recording(path, seed)
+    report = compare_operations(Sides(one, first), None, further_ranks=[second])
+    assert report.verdict == "match"
+    assert [text for text in report.warnings if "OTEL_TORCH_GRAPH_PARTS=2" in text]
+
+
+def test_ranks_are_one_graph_beside_that_of_one_process(tmp_path):
+    one = read_graph(write_recording(tmp_path / "one.jsonl", 1)).graph
+    paths = [write_recording(tmp_path / f"rank{rank}.jsonl", 1 + rank) for rank in (0, 1)]
+    two = read_graph(*paths).graph
     assert two.nodes.is_reading.tolist() == [False, False, True]  # the last one is their sum
     assert two.end_names == ["out", "out"]
     assert [pair.is_right for pair in compare_graphs(one, two).ends] == [True, False]
