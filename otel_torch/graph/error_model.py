@@ -129,6 +129,7 @@ def arriving_errors(graph: Graph, errors: Floats, limits: Floats) -> tuple[Float
     values, nodes, legal_terms = graph.values, graph.nodes, limits.tolist()
     rounds, known = rounding_errors(values.roundoff).tolist(), errors.tolist()
     arriving = [0.0] * len(values)
+    joined: dict[int, dict[int, float]] = {}  # of what was put together: errors by size
     jumps = np.zeros(len(values), bool)
     for value in np.flatnonzero((values.maker < 0) & ~np.isnan(errors)).tolist():
         arriving[value] = known[value]
@@ -138,7 +139,7 @@ def arriving_errors(graph: Graph, errors: Floats, limits: Floats) -> tuple[Float
         columns = _columns(graph.arguments[nodes.argument[node]], reads, makes)
         for place, value in enumerate(makes):
             own = reads if columns is None else columns[place % len(columns)]
-            before = max((arriving[read] for read in own if read >= 0), default=0.0)
+            before = _error_before(values, norms, arriving, joined, own, value, nodes.moves[node])
             if len(own) == 1 and norms[value] and _is_sum(values, own[0], value):
                 # what an update that is all rounding has changed does not cancel in later steps
                 term = min(math.hypot(before, rounds[value]), legal_terms[own[0]])
@@ -152,6 +153,40 @@ def arriving_errors(graph: Graph, errors: Floats, limits: Floats) -> tuple[Float
             else:
                 arriving[value] = known[value]
     return np.array(arriving), jumps
+
+
+def _error_before(
+    values: Values,
+    norms: list[float],
+    arriving: list[float],
+    joined: dict[int, dict[int, float]],
+    reads: list[int],
+    made: int,
+    is_move: bool,
+) -> float:
+    """Return the largest error among what a value is made from.
+
+    Of what is put together, as gradients are in a bucket, each counts by its size: one that is all
+    rounding may be nothing beside the others. What is taken out of it again has the error of what
+    was put in with as many elements.
+    """
+    known = [read for read in reads if read >= 0]
+    before = max((arriving[read] for read in known), default=0.0)
+    if is_move and len(known) > 1 and norms[made]:
+        errors: dict[int, float] = {}
+        for read in known:
+            numel = int(values.numel[read])
+            errors[numel] = max(errors.get(numel, 0.0), arriving[read])
+        joined[made] = errors
+        parts = [arriving[read] * norms[read] / norms[made] for read in known]
+        return min(before, math.hypot(*parts))
+    if len(known) == 1 and known[0] in joined:
+        numel = int(values.numel[made])
+        if numel == values.numel[known[0]]:
+            joined[made] = joined[known[0]]
+        elif is_move:
+            return max(before, joined[known[0]].get(numel, 0.0))
+    return before
 
 
 def _beside_what_it_changes(
