@@ -114,7 +114,7 @@ def _training_tag(name: SeriesName, first_model: str) -> str:
     """
     quantity, group = split_label(name.label)
     known = ROWS.get(quantity)
-    title = known.metric.removeprefix("torch.training.") if known else quantity
+    title = known.metric.split(".", 2)[2] if known else quantity
     of_group = f"/{group}" if group not in (None, "0") else ""
     if quantity == _LAW:
         return f"laws/{group}"
