@@ -485,11 +485,12 @@ def _states() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
 
 
-def test_a_training_is_the_same_to_the_bit(x: torch.Tensor) -> None:
+@pytest.mark.parametrize("parts", ["0", "2"])
+def test_a_training_is_the_same_to_the_bit(x: torch.Tensor, parts: str) -> None:
     expected = _train(3, x)
     states = _states()
     result: list[torch.Tensor] = []
-    record(lambda: result.extend(_train(3, x)), steps="0-2")
+    record(lambda: result.extend(_train(3, x)), steps="0-2", graph_parts=parts)
     assert all(torch.equal(left, right) for left, right in zip(result, expected, strict=True))
     assert _states() == states
     assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
