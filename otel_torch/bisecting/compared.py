@@ -145,7 +145,7 @@ def compare_runs(
     port: ProgramRun,
     noise: ProgramRun | None = None,
     tolerance: float | None = None,
-    read: Callable[[Path], RecordedGraph] = read_graph,
+    read: Callable[..., RecordedGraph] = read_graph,
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -164,11 +164,11 @@ def compare_runs(
         raise RunFailed("no rank ran in both programs")
     is_split = is_one_beside_several(reference, port)
 
+    def paths(run: ProgramRun, rank: int) -> Iterable[Path]:
+        return run.recordings.values() if is_split else [run.recordings[rank]]
+
     def compare(rank: int) -> ComparedRank:
-        if is_split:
-            recorded = Sides(*(read_graph(*run.recordings.values()) for run in (reference, port)))
-        else:
-            recorded = Sides(read(reference.recordings[rank]), read_graph(port.recordings[rank]))
+        recorded = Sides(read(*paths(reference, rank)), read_graph(*paths(port, rank)))
         noisy = None if noise is None else read(noise.recordings[rank]).graph
         comparison = compare_graphs(
             recorded.reference.graph, recorded.port.graph, noisy, tolerance=tolerance

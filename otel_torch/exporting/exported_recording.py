@@ -39,7 +39,7 @@ class ExportedRecording:
     progress: Report
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows, of which only a few are in memory.
+        """Yield the rows one by one; only a few are in memory at a time.
 
         Raises:
             RecordingError: The file is not a recording.

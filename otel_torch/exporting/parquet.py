@@ -184,7 +184,7 @@ class _Writer:
         return int(written)
 
     def read(self, columns: dict[str, str], longest: int) -> str:
-        """Return the SQL that reads the file, whose longest line has so many bytes."""
+        """Return the SQL that reads the file. longest: bytes of its longest line."""
         types = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in columns.items())
         return (
             f"read_json({_text(self.piece)}, format = 'newline_delimited', "

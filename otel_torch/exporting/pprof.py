@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from otel_torch.exporting.exported_recording import ExportedRecording, ExportError
 from otel_torch.exporting.profile_messages import new_profile
 from otel_torch.exporting.times import RunTimes, Stack, times_of
+from otel_torch.recording.replace_file import replace_bytes
 from otel_torch.rendering.writable import check_writable
 
 _NO_TIMES = (
@@ -39,13 +39,7 @@ def write(recordings: Sequence[ExportedRecording], destination: str) -> dict[str
                 f"{recording.path}: its run wrote no spans: totals of regions, not nested"
             )
         profile.add(times, recording.rank)
-    path = Path(destination)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(gzip.compress(profile.finish()))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_bytes(Path(destination), gzip.compress(profile.finish()))
     return {"recordings": len(recordings), "samples": profile.samples}
 
 

@@ -14,15 +14,14 @@ _FIELDS = {
     "Profile": (
         "1 ValueType* sample_type", "2 Sample* sample", "4 Location* location",
         "5 Function* function", "6 string* string_table", "9 int64 time_nanos",
-        "10 int64 duration_nanos", "11 ValueType period_type", "12 int64 period",
-        "13 int64* comment", "14 int64 default_sample_type",
+        "10 int64 duration_nanos", "14 int64 default_sample_type",
     ),
     "ValueType": ("1 int64 type", "2 int64 unit"),
     "Sample": ("1 uint64* location_id", "2 int64* value", "3 Label* label"),
-    "Label": ("1 int64 key", "2 int64 str", "3 int64 num"),
+    "Label": ("1 int64 key", "3 int64 num"),
     "Location": ("1 uint64 id", "4 Line* line"),
-    "Line": ("1 uint64 function_id", "2 int64 line"),
-    "Function": ("1 uint64 id", "2 int64 name", "3 int64 system_name", "4 int64 filename"),
+    "Line": ("1 uint64 function_id",),
+    "Function": ("1 uint64 id", "2 int64 name", "3 int64 system_name"),
 }  # fmt: skip
 
 

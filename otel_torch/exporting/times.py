@@ -32,7 +32,7 @@ _NS = 1_000_000_000
 
 @dataclass(slots=True)
 class StackTimes:
-    """What a stack took of its own, without what it calls."""
+    """The time spent in a stack itself, excluding its callees."""
 
     calls: int = 0
     host_ns: int = 0
@@ -60,7 +60,7 @@ class RunTimes:
 
 @dataclass(slots=True, eq=False)
 class _TimedSpan:
-    """A span among those inside it. ends, modules: when outputs of which modules were there."""
+    """A span and its children. ends, modules: when each output was ready, and of which module."""
 
     frame: str
     start_ns: int

@@ -141,7 +141,7 @@ class GraphComparison:
 
     @property
     def is_close(self) -> bool:
-        """Whether ends are wrong, but by so little that the model of errors may be at fault."""
+        """Whether the wrong ends are so near to their limits that the error model may be off."""
         wrong = [pair for pair in self.ends if not pair.is_right]
         return bool(wrong) and all(pair.error <= JUMP * pair.limit for pair in wrong)
 

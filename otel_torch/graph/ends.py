@@ -102,30 +102,25 @@ def _is_of_another_rank(programs: Programs, pair: EndPair, ends: Sequence[EndPai
     """
     if pair.error == np.inf or _is_loss_beside_others(programs, pair, ends):
         return True
-    values = zip(programs, (pair.reference, pair.port), strict=True)
-    groups = [program.side.group[program.graph.ends[end]] for program, end in values]
-    return all(
-        (program.side.group[program.graph.ends] == group).any()
-        for program, group in zip(programs[::-1], groups, strict=True)
-    )
+    return _are_other_ends(programs, _values_of(programs, pair))
 
 
 def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     """Return whether a program goes on with what a model returned, and its counterpart is another
     end, or several.
     """
-    values = [
-        int(program.graph.ends[end])
-        for program, end in zip(programs, (pair.reference, pair.port), strict=True)
-    ]
+    values = _values_of(programs, pair)
     if not any(program.readers[value] for program, value in zip(programs, values, strict=True)):
         return False
-    ends = [set(program.side.group[program.graph.ends].tolist()) for program in programs]
-    is_other_end = all(
-        int(program.side.group[value]) in others
-        for program, value, others in zip(programs, values, ends[::-1], strict=True)
+    return pair.error == np.inf or _are_other_ends(programs, values)
+
+
+def _are_other_ends(programs: Programs, values: Sequence[int]) -> bool:
+    """Return whether each of two values is an end of the other program, whatever its name."""
+    return all(
+        bool((other.side.group[other.graph.ends] == program.side.group[value]).any())
+        for program, value, other in zip(programs, values, programs[::-1], strict=True)
     )
-    return is_other_end or pair.error == np.inf
 
 
 def _is_loss_beside_others(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> bool:
@@ -139,13 +134,12 @@ def _is_loss_beside_others(programs: Programs, pair: EndPair, ends: Sequence[End
 
 
 def _is_term(programs: Programs, pair: EndPair) -> bool:
-    """Return whether an end is what a rank adds to a sum that is right, and the program goes on
-    with it: what comes of it tells more.
+    """Return whether an end is one rank's term of a sum that is right, and the program uses it
+    further: its results tell more.
     """
     return any(
         program.side.relation[value] == TERM and program.readers[value]
-        for program, end in zip(programs, (pair.reference, pair.port), strict=True)
-        for value in (int(program.graph.ends[end]),)
+        for program, value in zip(programs, _values_of(programs, pair), strict=True)
     )
 
 
@@ -246,7 +240,11 @@ def in_order(programs: Programs, pairs: Sequence[EndPair]) -> list[EndPair]:
 
 def values_of_ends(programs: Programs, pairs: Sequence[EndPair]) -> list[list[int]]:
     """Return the values of pairs of ends in each program."""
-    return [
-        [int(program.graph.ends[(pair.reference, pair.port)[side]]) for pair in pairs]
-        for side, program in enumerate(programs)
-    ]
+    values = [_values_of(programs, pair) for pair in pairs]
+    return [[pair[side] for pair in values] for side in (0, 1)]
+
+
+def _values_of(programs: Programs, pair: EndPair) -> tuple[int, int]:
+    """Return the values of two ends, in the reference and in the port."""
+    reference, port = (program.graph.ends for program in programs)
+    return int(reference[pair.reference]), int(port[pair.port])

@@ -125,7 +125,7 @@ def _is_read(graph: Graph) -> Flags:
 
 
 def _read_otherwise(graph: Graph, side: _Builder) -> None:
-    """Note values of which another reading is equal: all parts of one, the sum of several."""
+    """Note values that match in another reading: all parts of one match, or the sum of several."""
     for node in np.flatnonzero(graph.nodes.is_reading).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
         if (side.relation[made] == EQUAL).all():

@@ -173,8 +173,8 @@ def blame_suspects_of_twins(
 def _blame_suspects(
     program: ComparedProgram, doubt: Doubt, source: DoubtSource
 ) -> list[DoubtSource]:
-    """Return the first suspect before a source, or the source if there is none; of weights in
-    another order all, for they belong together.
+    """Return the first suspect before a source, or the source if there is none. If that suspect is
+    a leaf, return all suspected leaves: a weight and its bias are reordered together.
     """
     if not source.suspects:
         return [source]

@@ -11,7 +11,13 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def replace_file(target: Path, text: str) -> None:
-    """Write `text` to `target`: a reader sees the previous version or this one.
+    """Write `text` to `target`, as `replace_bytes` does."""
+    # a name that is not valid Unicode becomes an escape of JSON, which reads back as it was
+    replace_bytes(target, text.encode(errors="backslashreplace"))
+
+
+def replace_bytes(target: Path, content: bytes) -> None:
+    """Write `content` to `target`: a reader sees the previous version or this one.
 
     Raises:
         OSError: the folder cannot be written; the previous version is unchanged.
@@ -21,8 +27,7 @@ def replace_file(target: Path, text: str) -> None:
     descriptor = os.open(temporary, NEW_FILE, 0o666)
     try:
         with open(descriptor, "wb") as file:
-            # a name that is not valid Unicode becomes an escape of JSON, which reads back as it was
-            file.write(text.encode(errors="backslashreplace"))
+            file.write(content)
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from otel_torch.parity.layouts.rank_layout import RankLayout, cuts, limit_of, relative_distance
 from otel_torch.parity.layouts.rank_rows import RankRow
+from otel_torch.statistics.rank_cuts import mesh_sizes
 
 Rows = Sequence[RankRow]
 # how far sums may be apart, in limits, of the largest sum that a tensor of this norm can have
@@ -68,7 +69,7 @@ def recognize_on_mesh(reference: RankRow, rows: Rows, count: int) -> tuple[Rows,
     scales = [1.0]
     if reference.row.get("phase") == "backward":
         # the gradient of a mean over a part of the batch is larger than that over all
-        scales += [1 / number for number in range(2, count + 1) if count % number == 0]
+        scales += [1 / size for size in mesh_sizes(count)]
     limit = limit_of(reference)
     copies = sum(row.numel for row in rows) // reference.numel
     parts = _distinct_parts(rows, copies, limit)

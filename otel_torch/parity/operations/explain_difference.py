@@ -60,13 +60,12 @@ def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
 
 def _terms(comparison: GraphComparison, fault: GraphFault) -> str:
     """Return that one operation reads terms of a sum in one program, and the sum in the other."""
-    if fault.reference is None or fault.port is None or not fault.reference.nodes:
+    reference, port = comparison.programs
+    nodes = [place.nodes[0] for place in fault.places if place is not None and place.nodes]
+    if len(nodes) < 2 or reference.operation[nodes[0]] != port.operation[nodes[1]]:
         return ""
-    first = fault.reference.nodes[0], *fault.port.nodes[:1]
-    nodes = list(zip(comparison.programs, first, strict=False))
-    read_terms = [TERM in program.relations(node) for program, node in nodes]
-    is_one_operation = len({program.operation[node] for program, node in nodes}) == 1
-    if not is_one_operation or len(nodes) < 2 or read_terms[0] == read_terms[1]:
+    read_terms = [TERM in reference.relations(nodes[0]), TERM in port.relations(nodes[1])]
+    if read_terms[0] == read_terms[1]:
         return ""
     with_terms, other = ("reference", "port") if read_terms[0] else ("port", "reference")
     return (

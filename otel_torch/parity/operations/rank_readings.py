@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.recording.rows import Row
+from otel_torch.statistics.rank_cuts import mesh_sizes
 
 
 class RankReading(NamedTuple):
@@ -69,7 +70,7 @@ def _readings(values: Sequence[int], rows: Sequence[Row]) -> Iterator[RankReadin
     """Yield how what ranks have of one value may be read."""
     sketches = np.array([sketch_of(row) for row in rows], np.float64)
     row = {name: rows[0][name] for name in ("shape", "dtype")}
-    counts = [count for count in range(2, len(values) + 1) if len(values) % count == 0]
+    counts = mesh_sizes(len(values))
     shares = [1, *counts] if rows[0].get("phase") != "forward" else [1]
     for group in _groups(len(values), counts):
         is_replicated = (sketches[group] == sketches[group[0]]).all()

@@ -36,12 +36,12 @@ from otel_torch.sources.operations.operation_kinds import (
     draws_now,
     kind_of,
 )
-from otel_torch.sources.operations.parts import PART, cuts_of
 from otel_torch.sources.operations.places import BACKWARD, Places
 from otel_torch.sources.operations.program_values import Look, ProgramValues, Value, memory_of
 from otel_torch.sources.operations.source_lines import SourceLines
 from otel_torch.sources.tensors.tensor_reader import RecordedCall
 from otel_torch.statistics.measure import Measurement, measure
+from otel_torch.statistics.rank_cuts import PART, cuts_of
 from otel_torch.statistics.row_layout import SCALARS
 
 # the operation of a value that others have written piece by piece, or through other views
