@@ -618,6 +618,14 @@ class Settings:
         "`otel-torch bisect` sets it for one process beside several ranks.",
         shown="off",
     )
+    graph_rows: bool = _setting(
+        "OTEL_TORCH_GRAPH_ROWS",
+        _switch,
+        "off",
+        "Measure each row of the values of a graph, too: beside a program that computes the same "
+        "tokens in other batches, or deals them to ranks. `otel-torch bisect` sets it where the "
+        "programs divide their work otherwise.",
+    )
     nvtx: bool = _setting(
         "OTEL_TORCH_NVTX",
         _switch,

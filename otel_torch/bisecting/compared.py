@@ -35,13 +35,14 @@ class ComparedRank:
     """One rank of both programs, or one process beside all ranks of the other program.
 
     Attributes:
-        is_split: It is one process beside ranks: these have parts and terms of its values.
+        is_divided: The programs divide their work otherwise: ranks have parts and terms of one
+            process's values, or the rows of both are in other batches.
     """
 
     rank: int
     recorded: Sides[RecordedGraph]
     comparison: GraphComparison
-    is_split: bool = False
+    is_divided: bool = False
 
     @cached_property
     def counterparts(self) -> dict[int, Counterpart]:
@@ -56,7 +57,7 @@ class ComparedRank:
         """Return where a fault ends; None where the programs do not meet again behind it, or have
         values of other sizes.
         """
-        return None if self.is_split else find_cut(self.comparison, fault, self.counterparts)
+        return None if self.is_divided else find_cut(self.comparison, fault, self.counterparts)
 
     def exchanges(self, cuts: Iterable[Cut]) -> dict[RankedKey, RankedKey]:
         """Return the reference's values by those of the port in whose place they are put."""
@@ -128,6 +129,15 @@ class ComparedRuns:
         return all(rank.comparison.is_match for rank in self.ranks)
 
     @property
+    def divide_otherwise(self) -> bool:
+        """Whether the programs may have each other's rows, which were not measured: they are one
+        process beside ranks and differ, or no end of one has the size of the other's.
+        """
+        comparison = self.leading.comparison
+        is_told = comparison.is_match if self.leading.is_divided else comparison.is_comparable
+        return not (is_told or comparison.has_rows)
+
+    @property
     def leading(self) -> ComparedRank:
         """The first rank that differs, else the first."""
         differing = (rank for rank in self.ranks if not rank.comparison.is_match)
@@ -173,7 +183,8 @@ def compare_runs(
         comparison = compare_graphs(
             recorded.reference.graph, recorded.port.graph, noisy, tolerance=tolerance
         )
-        return ComparedRank(rank, recorded, comparison, is_split)
+        is_divided = is_split or comparison.has_rows
+        return ComparedRank(rank, recorded, comparison, is_divided)
 
     return ComparedRuns(reference, port, tuple(map(compare, common[:1] if is_split else common)))
 

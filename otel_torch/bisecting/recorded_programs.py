@@ -19,6 +19,7 @@ from otel_torch.parity.operations.read_graph import read_graph
 from otel_torch.parity.sides import Sides
 
 Noise = Literal["auto", "on", "off"]
+_EVERY_STEP = "*/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,13 @@ class RecordedPrograms:
         return compare_runs(reference, port, self._noise, self._tolerance, self._read)
 
     def _record_both(self, why: str) -> ComparedRuns:
-        reference, port = self._cut(self.record("reference", why), self.record("port", why))
+        reference, port = self.record("reference", why), self.record("port", why)
+        if is_one_beside_several(reference, port):
+            reference, port = self._cut(reference, port)
         compared = self.compare(reference, port)
+        if compared.divide_otherwise:
+            reference, port = self._by_rows(reference, port)
+            compared = self.compare(reference, port)
         if self._wants_noise(compared):
             self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
             compared = self.compare(reference, port)
@@ -94,8 +100,6 @@ class RecordedPrograms:
 
     def _cut(self, reference: ProgramRun, port: ProgramRun) -> tuple[ProgramRun, ProgramRun]:
         """Record one process again beside several ranks, with the parts that these may have."""
-        if not is_one_beside_several(reference, port):
-            return reference, port
         alone = min(reference, port, key=lambda run: len(run.recordings))
         ranks = str(max(len(reference.recordings), len(port.recordings)))
         if self._settings[alone.side].get("graph_parts") == ranks:
@@ -103,6 +107,20 @@ class RecordedPrograms:
         self._settings[alone.side]["graph_parts"] = ranks
         again = self.record(alone.side, f"with the parts that {ranks} ranks may have")
         return (again, port) if alone is reference else (reference, again)
+
+    def _by_rows(self, reference: ProgramRun, port: ProgramRun) -> tuple[ProgramRun, ProgramRun]:
+        """Record both again with the rows of their values.
+
+        Tokens that one program computes at once may be spread over all steps of the other.
+        """
+        is_split = is_one_beside_several(reference, port)
+        rows = {"graph_rows": "on"}
+        if not is_split and self._options.steps is None:
+            rows["steps"] = _EVERY_STEP
+        for settings in self._settings.values():
+            settings |= rows
+        why = "by rows, for the programs divide their work otherwise"
+        return self.record("reference", why), self.record("port", why)
 
     def _wants_noise(self, compared: ComparedRuns) -> bool:
         if self._options.noise == "auto":
@@ -116,4 +134,4 @@ def _is_unsure(rank: ComparedRank) -> bool:
     """
     comparison = rank.comparison
     is_wrong = not comparison.is_match
-    return is_coarse(comparison.graphs[0]) or comparison.is_close or (rank.is_split and is_wrong)
+    return is_coarse(comparison.graphs[0]) or comparison.is_close or (rank.is_divided and is_wrong)

@@ -24,8 +24,8 @@ from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
 
 _NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
-_SPLIT = (
-    "the ranks have parts and terms of the reference's values, which cannot be put in their place"
+_DIVIDED = (
+    "the programs divide their work otherwise, so that no value can be put in the other's place"
 )
 _FAR = "what comes after it matches with the reference's value, but much lies between the two"
 _STEPS_BETWEEN = (
@@ -134,7 +134,7 @@ class _Search:
             fault = failed[0].attempt.faults[0]
             _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
         elif faults:
-            _add(answer, leading, own[0], None, _SPLIT if leading.is_split else _NO_MEETING)
+            _add(answer, leading, own[0], None, _DIVIDED if leading.is_divided else _NO_MEETING)
         return trial
 
     def _bridge(

@@ -45,7 +45,7 @@ class DoubtSource:
 TIERS = 4
 # How often what follows an acquitted source may be acquitted, too: the way through one formula that
 # is written otherwise.
-ROUNDS = 8
+ROUNDS = 32
 # Bits of sources by how often doubt has faded on its way: the surest first.
 Tiers = tuple[int, ...]
 NO_DOUBT: Tiers = (0,) * TIERS

@@ -16,6 +16,7 @@ from otel_torch.graph.graph import (
     Indices,
     Nodes,
     Rows,
+    RowSketches,
     Values,
 )
 
@@ -43,6 +44,7 @@ class GraphBuilder:
     _shapes: list[tuple[int, ...]] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
     _sketches: list[Any] = field(default_factory=list)
+    _rows: dict[int, Any] = field(default_factory=dict)
     _statistics: list[Sequence[float]] = field(default_factory=list)
     _nodes: list[tuple[Any, ...]] = field(default_factory=list)
     _reads: list[list[int]] = field(default_factory=list)
@@ -65,6 +67,7 @@ class GraphBuilder:
         numel: int | None = None,
         nonfinite: int = 0,
         sketch: Any = None,
+        rows: Any = None,
         statistics: Mapping[str, float] | None = None,
         maker: int = NOTHING,
         leaf: str | None = None,
@@ -80,6 +83,7 @@ class GraphBuilder:
                 nothing is known.
             roundoff: Unit roundoff of the dtype, 0 for integers.
             sketch: `width` numbers; None where unknown.
+            rows: Sketches of its rows, shape (rows, numbers); None where unknown.
             statistics: By name; those in `ORDER_FREE` are used.
             maker: The node that made it.
             leaf: The kind of a leaf; None for a value that a node made.
@@ -102,6 +106,8 @@ class GraphBuilder:
         self._shapes.append(shape)
         self._names.append(name)
         self._sketches.append(sketch)
+        if rows is not None:
+            self._rows[len(self._values) - 1] = rows
         self._statistics.append([statistics.get(key, math.nan) for key in ORDER_FREE])
         if maker >= 0:
             self._makes[maker].append(len(self._values) - 1)
@@ -176,6 +182,7 @@ class GraphBuilder:
                 shape=self._shapes,
                 sketch=np.array(sketches, np.float64).reshape(len(sketches), self.width),
                 statistics=np.array(self._statistics, np.float64).reshape(-1, len(ORDER_FREE)),
+                rows=_row_sketches(self._rows),
             ),
             Nodes(
                 operation=nodes[0],
@@ -203,6 +210,12 @@ class GraphBuilder:
             phases=list(self._phases),
             is_cut=self.is_cut,
         )
+
+
+def _row_sketches(rows: Mapping[int, Any]) -> RowSketches:
+    owner = np.repeat(np.array(list(rows), np.int64), [len(content) for content in rows.values()])
+    contents = [np.asarray(content, np.float64) for content in rows.values()]
+    return RowSketches(owner, np.concatenate(contents) if contents else np.zeros((0, 1)))
 
 
 def _columns(rows: list[tuple[Any, ...]], count: int, dtype: Any) -> list[Any]:

@@ -140,6 +140,16 @@ class GraphComparison:
         return all(pair.is_right for pair in self.ends)
 
     @property
+    def is_comparable(self) -> bool:
+        """Whether any ends of the two programs have as many elements, or rows of each other."""
+        return any(pair.is_right or pair.error < np.inf for pair in self.ends)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the rows of values were measured in both programs."""
+        return all(len(graph.values.rows.owner) > 0 for graph in self.graphs)
+
+    @property
     def is_close(self) -> bool:
         """Whether the wrong ends are so near to their limits that the error model may be off."""
         wrong = [pair for pair in self.ends if not pair.is_right]

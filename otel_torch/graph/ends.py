@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances
-from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
+from otel_torch.graph.equality import LEAST_NUMEL, PART, ROWS, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
 from otel_torch.graph.states import RIGHT, ComparedProgram
@@ -46,6 +46,9 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     """
     counts = _what_counts(programs)
     ends = [_compare(programs, limits, *pair) for pair in _same_names(programs, counts)]
+    by_rows = _same_rows(programs, limits, counts, {pair.port for pair in ends if _fits(pair)})
+    compared_by_rows = {pair.port for pair in by_rows}
+    ends = [pair for pair in ends if pair.port not in compared_by_rows] + by_rows
     kept = [pair for pair in ends if pair.is_right or not _is_no_pair(programs, pair, ends)]
     paired = [{pair.reference for pair in kept}, {pair.port for pair in kept}]
     names = [program.graph.end_names for program in programs]
@@ -203,8 +206,55 @@ def _compare(programs: Programs, limits: Limits, own: int, other: int) -> EndPai
     return EndPair(name, own, other, error, limit, bool(is_equal or is_layout))
 
 
+def _fits(pair: EndPair) -> bool:
+    """Return whether two ends have as many elements, or one is a part of the other."""
+    return pair.is_right or pair.error < np.inf
+
+
+def _same_rows(
+    programs: Programs, limits: Limits, counts: list[list[int]], fitting: set[int]
+) -> list[EndPair]:
+    """Pair the other ends of the port with one of the reference whose rows are as long, where the
+    programs compute the same tokens in other batches.
+
+    An end is right if its rows are elsewhere in the other program.
+    """
+    pairs = []
+    measured = [set(program.graph.values.rows.owner.tolist()) for program in programs]
+    for other in (end for end in counts[1] if end not in fitting):
+        value = int(programs[1].graph.ends[other])
+        same = [
+            own
+            for own in counts[0]
+            if _have_same_rows(programs, (int(programs[0].graph.ends[own]), value))
+        ]
+        if value in measured[1] and same:
+            reference = int(programs[0].graph.ends[same[0]])
+            error = float(np.nan_to_num(programs[1].side.unmatched[value], nan=1.0))
+            limit = float(np.hypot(limits[0][reference], limits[1][value]))
+            is_right = programs[1].state[value] == RIGHT
+            name = programs[1].graph.end_names[other]
+            pairs.append(EndPair(name, same[0], other, error, limit, bool(is_right)))
+    return pairs
+
+
+def _have_same_rows(programs: Programs, values: tuple[int, int]) -> bool:
+    """Return whether the rows of two values are equally long."""
+    shapes = [
+        program.graph.values.shape[value] for program, value in zip(programs, values, strict=True)
+    ]
+    return all(shapes) and shapes[0][-1] == shapes[1][-1]
+
+
 def _is_part(programs: Programs, values: tuple[int, int]) -> bool:
-    """Return whether one of two values is a part of the other, as the shard of a rank is."""
+    """Return whether one of two values is a part of the other, as the shard of a rank is, or has
+    rows of it.
+    """
+    if _have_same_rows(programs, values) and any(
+        program.side.relation[value] == ROWS
+        for program, value in zip(programs, values, strict=True)
+    ):
+        return True
     groups = [program.side.group[value] for program, value in zip(programs, values, strict=True)]
     states = [program.state[value] for program, value in zip(programs, values, strict=True)]
     if groups[0] == groups[1] and states == [RIGHT, RIGHT]:

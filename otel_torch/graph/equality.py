@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances, sketch_norms
-from otel_torch.graph.error_model import SKETCH_ROUNDOFF, STATISTICS_ERROR
+from otel_torch.graph.equal_rows import EqualRows, find_equal_rows, lack_no_more, lacked_tokens
+from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
     MAX,
     MEAN,
@@ -26,16 +27,12 @@ from otel_torch.graph.graph import (
     Indices,
     Values,
 )
+from otel_torch.graph.windows import PAIRS_AT_ONCE, in_windows
 
 # relations of a value to the other program, the surest last
-NONE, PART, REORDERED, CUT, TERM, EQUAL = range(6)
+NONE, PART, REORDERED, ROWS, CUT, TERM, EQUAL = range(7)
 # A value with fewer elements says nothing: scalars and pairs are equal by chance.
 LEAST_NUMEL = 4
-# How many standard deviations the mean of many rounding errors may be off.
-DEVIATIONS = 4.0
-# pairs whose distances are computed at a time, 128 MB of sketches, and values in which equal spaces
-# are looked for: a bound on memory and on time only
-_PAIRS_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,17 +40,21 @@ class Side:
     """What equality says of the values of one program.
 
     Attributes:
-        relation: NONE, PART, REORDERED, CUT (all parts are equal to values), TERM (of a sum that is
-            equal to one) or EQUAL, per value.
+        relation: NONE, PART, REORDERED, ROWS (each of its rows is a row of some value, but for
+            tokens that the other program never had), CUT (all parts are equal to values), TERM (of
+            a sum that is equal to one) or EQUAL, per value.
         partner: The most similar value of the other program; NOTHING where there is none.
         error: The relative distance to it; NaN where unknown.
         group: Values of both programs that are equal have one number here.
+        unmatched: The share of its rows that the other program has nowhere; NaN where it has none
+            of them, or they were not measured.
     """
 
     relation: Indices
     partner: Indices
     error: Floats
     group: Indices
+    unmatched: Floats
 
 
 def has_information(values: Values) -> Flags:
@@ -95,6 +96,7 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
     for side, graph in zip(sides, graphs, strict=True):
         _read_otherwise(graph, side)
     informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
+    _find_rows(graphs, limits, informed, sides)
     for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
         # of several partners, which are views of each other, one of the same shape says most
         shapes = reference.values.shape, port.values.shape
@@ -202,7 +204,7 @@ def _equal_pairs(
         starts = np.searchsorted(norms[0][left], norms[1][right] * (1 - span))
         upper = norms[1][right] / np.maximum(1 - span, 1e-300)
         ends = np.searchsorted(norms[0][left], upper, side="right")
-        for own, other in _windows(starts, ends):
+        for own, other in in_windows(starts, ends):
             pairs = left[other], right[own]
             errors = relative_distances(
                 reference.values.sketch[reference.first[pairs[0]]],
@@ -226,22 +228,6 @@ def _same_kind(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices
         split = np.searchsorted(rows, len(left))
         if 0 < split < len(rows):
             yield rows[:split], rows[split:] - len(left)
-
-
-def _windows(starts: Indices, ends: Indices) -> Iterator[tuple[Indices, Indices]]:
-    """Yield (row, position) for all positions from `starts[row]` to `ends[row]`, in pieces."""
-    lengths = np.maximum(ends - starts, 0)
-    total = np.cumsum(lengths)
-    row = 0
-    while row < len(starts):
-        done = total[row - 1] if row else 0
-        stop = max(int(np.searchsorted(total, done + _PAIRS_AT_ONCE, side="right")), row + 1)
-        rows = np.repeat(np.arange(row, stop), lengths[row:stop])
-        offsets = np.arange(len(rows)) - np.repeat(
-            total[row:stop] - lengths[row:stop] - done, lengths[row:stop]
-        )
-        yield rows, starts[rows] + offsets
-        row = stop
 
 
 class _Groups:
@@ -277,6 +263,7 @@ class _Builder:
         self.relation = np.full(count, NONE, np.int64)
         self.partner = np.full(count, NOTHING, np.int64)
         self.error = np.full(count, np.nan)
+        self.unmatched = np.full(count, np.nan)
 
     def take(
         self, own: _Contents, partners: Indices, contents: Indices, errors: Floats, relation: int
@@ -299,9 +286,19 @@ class _Builder:
         self.relation[values], self.partner[values] = relation, partners
         self.error[values] = errors
 
+    def take_shares(self, rows: EqualRows) -> None:
+        """Note which share of the rows of values the other program lacks."""
+        self.unmatched[rows.values] = np.where(rows.unmatched < 1, rows.unmatched, np.nan)
+
+    def take_rows(self, rows: EqualRows, are_known: Flags) -> None:
+        """Note values of which the other program has all rows that it can have."""
+        is_known = are_known[rows.values]
+        values = rows.values[is_known]
+        self.assign(values, rows.partner[is_known], rows.error[is_known], ROWS)
+
     def finish(self, group: Indices) -> Side:
         """Return what was found."""
-        return Side(self.relation, self.partner, self.error, group)
+        return Side(self.relation, self.partner, self.error, group, self.unmatched)
 
 
 def _reordered_pairs(
@@ -330,7 +327,7 @@ def _reordered_pairs(
         center, unit = statistics[1][right, 0], units[1][right, 0]
         starts = np.searchsorted(statistics[0][left, 0], center - slack * unit)
         ends = np.searchsorted(statistics[0][left, 0], center + slack * unit, side="right")
-        for own, other in _windows(starts, ends):
+        for own, other in in_windows(starts, ends):
             pairs = left[other], right[own]
             limit = np.sqrt(own_limits[0][pairs[0]] ** 2 + own_limits[1][pairs[1]] ** 2)
             errors = same_numbers(
@@ -366,7 +363,7 @@ def _repeated_pairs(
     slack = 2 * limits[whole_side][own] * _units(whole.statistics[own])[:, 0]
     starts = np.searchsorted(moments[1][:, 0], size - slack)
     ends = np.searchsorted(moments[1][:, 0], size + slack, side="right")
-    for rows, positions in _windows(starts, ends):
+    for rows, positions in in_windows(starts, ends):
         counts = whole.numel[own[rows]], part.numel[others[positions]]
         is_multiple = (counts[0] > counts[1]) & (counts[0] % np.maximum(counts[1], 1) == 0)
         left, right = own[rows[is_multiple]], others[positions[is_multiple]]
@@ -411,6 +408,34 @@ def _units(statistics: Floats) -> Floats:
         extreme = np.maximum(np.abs(statistics[:, MIN]), np.abs(statistics[:, MAX]))
     units = np.stack([root, root, root, extreme, extreme], axis=1)
     return np.where(units > 0, units, 1.0)
+
+
+def _find_rows(
+    graphs: tuple[Graph, Graph],
+    limits: tuple[Floats, Floats],
+    informed: list[Flags],
+    sides: list[_Builder],
+) -> None:
+    """Note values whose rows the other program has, in whatever values.
+
+    One of the programs may have more tokens than the other, not each some of its own.
+    """
+    found = []
+    for place, side in enumerate(sides):
+        pair, pair_limits = (graphs[place], graphs[1 - place]), (limits[place], limits[1 - place])
+        is_open = informed[place] & (side.relation == NONE)
+        found.append(find_equal_rows(*pair, pair_limits, is_open))
+        side.take_shares(found[-1])
+    known = [side.relation != NONE for side in sides]
+    lacked = [
+        lacked_tokens(graph, flags, side.unmatched)
+        for graph, flags, side in zip(graphs, known, sides, strict=True)
+    ]
+    for place, side in enumerate(sides):
+        most = lacked[place] if lacked[place] > lacked[1 - place] else 0.0
+        side.take_rows(
+            found[place], lack_no_more(graphs[place], known[place], side.unmatched, most)
+        )
 
 
 def _find_parts(
@@ -480,7 +505,7 @@ def _equally_spaced(
             count: np.sort(_totals(whole, own[counts[fits] == count])[:, 0])
             for count in np.unique(counts[fits]).tolist()
         }
-        most = min(len(same) // 2, _PAIRS_AT_ONCE // len(same)) if targets else 0
+        most = min(len(same) // 2, PAIRS_AT_ONCE // len(same)) if targets else 0
         for distance in range(2, most + 1):
             order = np.concatenate(
                 [np.arange(first, len(same), distance) for first in range(distance)]
@@ -524,7 +549,7 @@ def _match_runs(
         highest = np.searchsorted(
             windows[order, 0], targets[:, 0] * (1 + STATISTICS_ERROR), "right"
         )
-        for rows, positions in _windows(lowest, highest):
+        for rows, positions in in_windows(lowest, highest):
             chosen = order[positions]
             # sums may cancel: their error is relative to that of the magnitudes
             scale = np.maximum(targets[rows][:, [0, 0, 2]], 1e-300)

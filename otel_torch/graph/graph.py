@@ -71,6 +71,20 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowSketches:
+    """Fingerprints of the rows along the last axis of values.
+
+    Attributes:
+        owner: The value of each row, ascending.
+        content: Linear fingerprints that zeros at the end of a row do not change, shape
+            (rows, width).
+    """
+
+    owner: Indices
+    content: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Values:
     """The content of tensors, each at one time.
 
@@ -88,6 +102,7 @@ class Values:
         module: Index into the graph's `modules`.
         shape: Sizes.
         dtype: Index into the graph's `dtypes`.
+        rows: Of the values of which each row was measured.
     """
 
     numel: Indices
@@ -103,6 +118,7 @@ class Values:
     module: Indices
     shape: list[tuple[int, ...]]
     dtype: Indices
+    rows: RowSketches
 
     def __len__(self) -> int:
         return len(self.numel)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.equality import (
-    CUT,
     EQUAL,
     NONE,
     PART,
     REORDERED,
+    ROWS,
     Side,
     has_information,
 )
@@ -96,6 +96,7 @@ def make_programs(
     operations: dict[str, int] = {}
     arguments: dict[str, int] = {}
     programs = []
+    has_rows = all(len(graph.values.rows.owner) > 0 for graph in graphs)
     for place, (graph, side, limit) in enumerate(zip(graphs, sides, limits, strict=True)):
         names = [operations.setdefault(name, len(operations)) for name in graph.operations]
         texts = [arguments.setdefault(text, len(arguments)) for text in graph.arguments]
@@ -105,6 +106,8 @@ def make_programs(
             equal = np.where(side.relation == EQUAL, side.error, np.nan)
             arriving, jumps = arriving_errors(graph, equal, limit)
         informed = has_information(graph.values) & (np.maximum(limit, arriving) < MOST_ERROR)
+        if has_rows:  # positions, lengths and indices are numbers of a batch, not of its tokens
+            informed &= graph.values.roundoff > 0
         state = states(graph, side, informed, jumps)
         programs.append(
             ComparedProgram(
@@ -169,7 +172,7 @@ def states(graph: Graph, side: Side, informed: Flags, jumps: Flags) -> Indices:
     """
     state = np.full(len(graph.values), WRONG, np.int64)
     state[(side.relation != NONE) | ~informed | (graph.values.numel < 0)] = DOUBTFUL
-    state[side.relation >= CUT] = RIGHT
+    state[side.relation >= ROWS] = RIGHT
     state[jumps] = DOUBTFUL
     _doubt_moves(graph, state)
     return state

@@ -40,10 +40,16 @@ def as_graph(case: Case) -> Case:
     assert case.reference is not None and case.port is not None
     runs = case.reference, case.port
     counts = [run.ranks for run in runs]
-    # one process beside ranks: they have parts of its values
+    # one process beside ranks: they have parts of its values, or rows
     parts = [max(counts) if count == 1 < max(counts) else 0 for count in counts]
     reference, port = (
-        replace(run, capture="graph", steps=STEPS.get(run.capture, run.steps), parts=count)
+        replace(
+            run,
+            capture="graph",
+            steps=STEPS.get(run.capture, run.steps),
+            parts=count,
+            rows=any(parts),
+        )
         for run, count in zip(runs, parts, strict=True)
     )
     return replace(case, reference=reference, port=port)

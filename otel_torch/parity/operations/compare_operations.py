@@ -107,7 +107,7 @@ def report_comparison(
     if coarser := warn_of_coarser_dtype(*comparison.graphs):
         report.warnings.append(coarser)
     report.pairs = int((comparison.partners[1] != NOTHING).sum())
-    if not any(pair.is_right or pair.error < np.inf for pair in comparison.ends):
+    if not comparison.is_comparable:
         report.verdict = "incomparable"
         report.reason = _why_incomparable(comparison)
         return report
@@ -152,6 +152,9 @@ def _why_incomparable(comparison: GraphComparison) -> str:
         if name in shapes_of_port and shapes_of_port[name] != shape:
             own, its = list(shape), list(shapes_of_port[name])
             text += f"; input `{name}` has shape {own} in the reference and {its} in the port"
+    if not comparison.has_rows:
+        text += ". If these are the same tokens in other batches, record both with"
+        text += " OTEL_TORCH_GRAPH_ROWS=1"
     return text
 
 

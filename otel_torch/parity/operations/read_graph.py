@@ -6,6 +6,7 @@ operations must come in the order in which they ran.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -14,13 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from otel_torch.graph.builder import GraphBuilder
+from otel_torch.graph.equality import LEAST_NUMEL
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
 from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
 from otel_torch.parity.tolerance import half_ulp
 from otel_torch.recording.reader import load_recording
 from otel_torch.recording.rows import Row
+from otel_torch.statistics.row_layout import ROW_NUMBERS
 from otel_torch.statistics.sketch_format import SIZE
 
 _NUMBER = re.compile(r"op\[(\d+)\]")
@@ -237,6 +243,7 @@ class _GraphFiller:
             statistics={name: x for name, x in row.items() if isinstance(x, float | int)},
             maker=maker,
             leaf=None if maker >= 0 else str(row.get("leaf", "unseen")),
+            rows=_rows_of(row),
             unrecorded=row.get("leaf") == "unrecorded",
             name=str(row.get("name", "")),
             line=self._line(row),
@@ -247,6 +254,19 @@ class _GraphFiller:
 def _module(row: Row) -> str:
     """Return the name of a row's module with its model's."""
     return f"{row.get('model', '')}:{row.get('module', '')}"
+
+
+def _rows_of(row: Row) -> NDArray[np.float64] | None:
+    """Return the linear part of the sketches of a value's rows; None unless all were recorded and
+    are long enough to tell anything.
+    """
+    shape = row.get("shape") or ()
+    if not row.get("rows") or not shape or shape[-1] < LEAST_NUMEL:
+        return None
+    rows = np.frombuffer(base64.b64decode(row["rows"]), "<f4").reshape(-1, ROW_NUMBERS)
+    if len(rows) < math.prod(shape[:-1]):
+        return None
+    return rows[:, : ROW_NUMBERS - 1].astype(np.float64)
 
 
 def _roundoff(dtype: str) -> float:

@@ -18,16 +18,18 @@ from otel_torch.statistics.table import derive
 
 STATISTICS = (
     "abs_mean", "min", "max", "mean", "std", "l2", "nonfinite", "numel", "shape", "dtype", "sketch",
+    "rows",
 )  # fmt: skip
 COLUMNS = (*SCALARS, "sketch")
+COLUMNS_WITH_ROWS = (*COLUMNS, "rows")
 NOTHING = Measurement(None, (), 0, 0, None, "")
 
 _SCALARS_SIZE = 8 * len(SCALARS)
 
 
 class PackedRow:
-    """The numbers of a value on the host: the scalar columns in fp64, and its sketch in fp32, as
-    which it is recorded anyway.
+    """The numbers of a value on the host: the scalar columns in fp64, and its sketches in fp32, as
+    which they are recorded anyway.
     """
 
     __slots__ = ("_data",)
@@ -93,23 +95,23 @@ def make_row(
 UNMEASURED = MeasuredValue(NOTHING, None)
 
 
-def measure_value(tensor: torch.Tensor) -> MeasuredValue:
-    """Measure a value with its sketch, of which NaN and Inf are left out."""
-    measurement = measure(tensor, COLUMNS)
+def measure_value(tensor: torch.Tensor, columns: tuple[str, ...]) -> MeasuredValue:
+    """Measure a value with its sketches, of which NaN and Inf are left out."""
+    measurement = measure(tensor, columns)
     row = measurement.row
     if row is None or isinstance(row, torch.Tensor):
         return MeasuredValue(measurement, None)
     if row[NONFINITE] and len(row) > len(SCALARS):
-        row = [*row[: len(SCALARS)], *_finite_sketch(tensor)]
+        row = [*row[: len(SCALARS)], *_finite_sketches(tensor, columns)]
     measurement.row = None
     return MeasuredValue(measurement, PackedRow(row))
 
 
-def _finite_sketch(tensor: torch.Tensor) -> Sequence[float]:
-    """Return the sketch of a tensor with zeros in place of NaN and Inf."""
+def _finite_sketches(tensor: torch.Tensor, columns: tuple[str, ...]) -> Sequence[float]:
+    """Return the sketches of a tensor with zeros in place of NaN and Inf."""
     tensor = tensor.detach()
     # NaN and Inf are what is not 0 when it is taken from itself: four times faster than `isfinite`
     finite = tensor.masked_fill(tensor - tensor != 0, 0)
-    row = measure(finite, COLUMNS).row
+    row = measure(finite, columns).row
     assert isinstance(row, list)
     return row[len(SCALARS) :]

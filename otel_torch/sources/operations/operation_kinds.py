@@ -72,6 +72,7 @@ class OperationKind:
         leaves_unset: whether what it makes has no values yet.
         is_collective: whether it exchanges tensors with other ranks, perhaps after it has returned.
         reads_shapes: whether it reads the sizes and types of tensors only (`zeros_like`).
+        is_of_torch: whether it is one of ATen, and no other library's.
     """
 
     name: str
@@ -85,6 +86,7 @@ class OperationKind:
     leaves_unset: bool
     is_collective: bool
     reads_shapes: bool
+    is_of_torch: bool
 
     @property
     def rounds(self) -> bool:
@@ -126,6 +128,7 @@ def kind_of(operation: Any) -> OperationKind:
         leaves_unset=is_aten and base in _UNINITIALIZED,
         is_collective=is_collective,
         reads_shapes=is_aten and (base.endswith("_like") or base.startswith("new_")),
+        is_of_torch=is_aten,
     )
 
 

@@ -24,6 +24,7 @@ from otel_torch.sources.operations.arguments import describe_arguments
 from otel_torch.sources.operations.autograd_lines import AutogradLines
 from otel_torch.sources.operations.graph_rows import (
     COLUMNS,
+    COLUMNS_WITH_ROWS,
     UNMEASURED,
     GraphRow,
     MeasuredValue,
@@ -51,7 +52,7 @@ REREAD = "otel_torch.reread"
 _NO_OPERATION = OperationKind(
     name="", written=(), unread=frozenset(), written_names=(), unread_names=frozenset(),
     moves=False, copies=False, draws=False, leaves_unset=False, is_collective=False,
-    reads_shapes=False,
+    reads_shapes=False, is_of_torch=True,
 )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ class OperationRecorder:
         meet: given each value's loop, step, label and tensor before it is measured; returns whether
             it has changed what the tensor holds.
         parts: into how many parts along each axis each value is cut and measured, too; 0 for none.
+        rows: whether each row along the last axis of a value is measured, too.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class OperationRecorder:
         add: Callable[[GraphRow], None],
         meet: Callable[[int, int, str, torch.Tensor], bool] | None = None,
         parts: int = 0,
+        rows: bool = False,
     ) -> None:
         self._places, self._add, self._meet, self.parts = places, add, meet, parts
+        self._columns = COLUMNS_WITH_ROWS if rows else COLUMNS
         self.values = ProgramValues()
         self.lines = SourceLines()
         self.inside = _Inside()
@@ -166,6 +170,8 @@ class OperationRecorder:
             started.written.append(tensor)
         if not is_read or started.kind.reads_shapes:
             return
+        if is_written and not started.kind.is_of_torch and self.values.look(tensor).holds_nothing:
+            return  # the memory for the result of a kernel
         number = self._read(started, tensor)
         if number is not None:
             started.tensors.append(tensor)
@@ -230,7 +236,7 @@ class OperationRecorder:
             if not kind.is_collective:
                 if self._has_changed(started.call, label, tensor):
                     reuse, is_view = None, False
-                measured = reuse or measure_value(tensor)
+                measured = reuse or measure_value(tensor, self._columns)
             value = self._new_value(measured)
             (self.values.see if is_view else self.values.write)(tensor, value)
             row = self._operation_row(started, label, value, index, tensor, measured)
@@ -262,12 +268,16 @@ class OperationRecorder:
             return None
         if not (tensor.is_contiguous() and base.is_contiguous()):
             return None
+        if self._columns is not COLUMNS and tensor.shape[-1:] != base.shape[-1:]:
+            return None  # other rows
         value = self.values.look(base).value
         if value is None or value.row is None:
             return None
         numel = tensor.numel()
         shape, dtype = list(tensor.shape), str(tensor.dtype)
-        return MeasuredValue(Measurement(None, COLUMNS, numel, numel, shape, dtype), value.row)
+        return MeasuredValue(
+            Measurement(None, self._columns, numel, numel, shape, dtype), value.row
+        )
 
     def _operation_row(
         self,
@@ -313,7 +323,7 @@ class OperationRecorder:
 
     def _add_reread(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
         """Add what a tensor shows after others have written to its memory."""
-        measured = measure_value(tensor)
+        measured = measure_value(tensor, self._columns)
         value = self._new_value(measured)
         reads = [layer.number for layer in look.layers]
         fields: dict[str, Any] = {
@@ -347,7 +357,7 @@ class OperationRecorder:
             call = self._places.in_module(call, named.module, named.model)
         label = f"leaf[{self._next('leaf', call)}]"
         self._has_changed(call, label, tensor)
-        measured = measure_value(tensor)
+        measured = measure_value(tensor, self._columns)
         value = self._new_value(measured)
         fields: dict[str, Any] = {"leaf": leaf, "name": named.name, "value": value.number}
         self._add_lines(fields, started)
@@ -366,7 +376,7 @@ class OperationRecorder:
                 parts = [part for own in parts for part in own.chunk(count, axis)]
             number = self._next("part", call)
             for place, part in enumerate(parts):
-                measured = measure_value(part)
+                measured = measure_value(part, self._columns)
                 fields: dict[str, Any] = {
                     "op": PART,
                     "args": [{"value": whole.number}, {str(axis): n for axis, n in cut.items()}],
@@ -405,7 +415,7 @@ class OperationRecorder:
         for item in pending:
             tensor = item.tensor()
             if tensor is not None:
-                measured = measure_value(tensor)
+                measured = measure_value(tensor, self._columns)
                 item.row.measurement = measured.measurement
                 item.row.packed = item.value.row = measured.packed
 

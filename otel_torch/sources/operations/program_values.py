@@ -77,6 +77,11 @@ class Look(NamedTuple):
     is_unset: bool
     is_known: bool
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether nobody has written to it yet."""
+        return self.is_unset and self.value is None and not self.layers
+
 
 class _Sight:
     __slots__ = ("time", "value")
@@ -85,10 +90,32 @@ class _Sight:
         self.value, self.time = value, time
 
 
-class _Layer(NamedTuple):
-    value: Value
+class _Span(NamedTuple):
+    """The bytes that a tensor covers: all from low to high, or the first ones of each period."""
+
     low: int
     high: int
+    period: int = 0
+    width: int = 0
+
+    def overlaps(self, other: _Span) -> bool:
+        """Return whether both may cover the same byte; columns of a matrix lie side by side.
+
+        >>> queries, values = _Span(0, 60, 20, 8), _Span(12, 80, 20, 8)
+        >>> queries.overlaps(values), queries.overlaps(_Span(4, 80, 20, 8))
+        (False, True)
+        """
+        if self.high <= other.low or other.high <= self.low:
+            return False
+        if not self.period or self.period != other.period:
+            return True
+        ahead = (other.low - self.low) % self.period
+        return ahead < self.width or self.period - ahead < other.width
+
+
+class _Layer(NamedTuple):
+    value: Value
+    span: _Span
     time: int
 
 
@@ -116,8 +143,7 @@ class _Memory:
 class _Place(NamedTuple):
     memory: _Memory
     geometry: Any
-    low: int
-    high: int
+    span: _Span
     is_dense: bool
 
 
@@ -134,7 +160,7 @@ class ProgramValues:
 
     def look(self, tensor: torch.Tensor) -> Look:
         """Return what a tensor shows now, as far as operations have shown it."""
-        memory, geometry, low, high, _ = self._place(tensor)
+        memory, geometry, span, _ = self._place(tensor)
         sight = memory.sights.get(geometry)
         since = -1 if sight is None else sight.time
         if sight is not None and memory.written <= since:
@@ -142,7 +168,7 @@ class ProgramValues:
         newer = [
             layer.value
             for layer in memory.layers
-            if layer.time > since and layer.low < high and low < layer.high
+            if layer.time > since and layer.span.overlaps(span)
         ]
         if sight is not None:
             if not newer:
@@ -158,15 +184,17 @@ class ProgramValues:
 
     def write(self, tensor: torch.Tensor, value: Value) -> None:
         """Note that a tensor's memory has got a new value."""
-        memory, geometry, low, high, is_dense = self._place(tensor)
+        memory, geometry, span, is_dense = self._place(tensor)
         self._time += 1
         memory.written = self._time
         memory.pending += 1
         if is_dense:  # what is covered shows nowhere any more
             memory.layers = [
-                layer for layer in memory.layers if layer.low < low or high < layer.high
+                layer
+                for layer in memory.layers
+                if layer.span.low < span.low or span.high < layer.span.high
             ]
-        memory.layers.append(_Layer(value, low, high, self._time))
+        memory.layers.append(_Layer(value, span, self._time))
         memory.sights[geometry] = _Sight(value, self._time)
 
     def leave_unset(self, tensor: torch.Tensor) -> None:
@@ -200,18 +228,20 @@ class ProgramValues:
                 offset, tuple(shape), stride, tensor.dtype, tensor.is_conj(), tensor.is_neg(),
             )  # fmt: skip
         except (RuntimeError, NotImplementedError):  # sparse, nested, opaque
-            return _Place(self._of_object(tensor), None, 0, 1, True)
+            return _Place(self._of_object(tensor), None, _Span(0, 1), True)
         memory = self._memories.get(key)
         if memory is None:
             memory = self._add(key, storage)
         low = offset * size
         if tensor.is_contiguous():
-            return _Place(memory, geometry, low, low + numel * size, numel > 0)
+            return _Place(memory, geometry, _Span(low, low + numel * size), numel > 0)
         if not numel:
-            return _Place(memory, geometry, low, low, False)
+            return _Place(memory, geometry, _Span(low, low), False)
         last = sum((int(count) - 1) * int(step) for count, step in zip(shape, stride, strict=True))
         high = low + (last + 1) * size
-        return _Place(memory, geometry, low, high, high - low == numel * size)
+        period, width = (length * size for length in _columns(shape, stride))
+        span = _Span(low, high, period, width)
+        return _Place(memory, geometry, span, high - low == numel * size)
 
     def _of_object(self, tensor: torch.Tensor) -> _Memory:
         memory = self._memories.get(id(tensor))
@@ -222,3 +252,24 @@ class ProgramValues:
         life = weakref.ref(owner, lambda life: memories.pop(key, None))
         memory = memories[key] = _Memory(life)
         return memory
+
+
+def _columns(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, int]:
+    """Return after how many elements a tensor's next row begins, and how many of these it has; 0, 0
+    for one that is laid out otherwise.
+
+    >>> _columns((3, 2, 4), (20, 4, 1)), _columns((4, 3), (1, 20)), _columns((2, 3, 4), (99, 20, 1))
+    ((20, 8), (0, 0), (0, 0))
+    """
+    width, dims = 1, list(zip(shape, stride, strict=True))
+    while dims and dims[-1][1] == width:
+        width *= dims.pop()[0]
+    if not dims or width == 1:
+        return 0, 0
+    period = dims[-1][1]
+    step = period
+    for count, own in reversed(dims):
+        if own != step:
+            return 0, 0
+        step *= count
+    return (period, width) if width < period else (0, 0)

@@ -1,0 +1,206 @@
+"""Which rows of one program's values are rows of the other's, in whatever value they are.
+
+Tokens come in other batches: dealt to ranks, packed by an engine, sorted by expert, padded. A row
+along the last axis stays what it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from otel_torch.graph.distances import relative_distances, sketch_norms
+from otel_torch.graph.error_model import DEVIATIONS
+from otel_torch.graph.graph import NOTHING, Flags, Floats, Graph, Indices, RowSketches
+from otel_torch.graph.windows import in_windows
+
+# How likely two rows may be equal by chance: a program has up to a million.
+_CHANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EqualRows:
+    """What the rows of some values of a program say.
+
+    Attributes:
+        values: Those with rows that tell something, ascending.
+        unmatched: The share of these rows that are nowhere in the other program, per value.
+        partner: The value of the other program that has most of the others; NOTHING for none.
+        error: The relative error of these, together.
+    """
+
+    values: Indices
+    unmatched: Floats
+    partner: Indices
+    error: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DistinctRows:
+    """The distinct rows of some values.
+
+    Attributes:
+        content: Their sketches, by ascending norm.
+        norm, limit: Of each; the largest relative error of all values that have it.
+        owner: The first value that has it.
+        of_value: Each row's value, ascending, and its place among the distinct rows.
+    """
+
+    content: Floats
+    norm: Floats
+    limit: Floats
+    owner: Indices
+    of_value: tuple[Indices, Indices]
+
+
+def find_equal_rows(
+    own: Graph, other: Graph, limits: tuple[Floats, Floats], chosen: Flags
+) -> EqualRows:
+    """Return which rows of one program the other has, too: of what it computed in what the other
+    computed, of leaves in leaves. Any row of an embedding is one of its weight's.
+
+    Args:
+        own, other: Two programs.
+        limits: The largest relative error of each value of both.
+        chosen: The values of the first program that are asked for.
+    """
+    is_leaf = [graph.values.maker < 0 for graph in (own, other)]
+    found = [
+        _find(
+            _distinct(own.values.rows, limits[0], chosen & (is_leaf[0] == leaves)),
+            _distinct(other.values.rows, limits[1], is_leaf[1] == leaves),
+        )
+        for leaves in (False, True)
+    ]
+    columns = zip(*(astuple(part) for part in found), strict=True)
+    return EqualRows(*(np.concatenate(parts) for parts in columns))
+
+
+def _find(rows: _DistinctRows, theirs: _DistinctRows) -> EqualRows:
+    partners, errors = _nearest(rows, theirs)
+    owner, place = rows.of_value
+    tells = rows.limit[place] < _most_limit(rows)
+    owner, place = owner[tells], place[tells]
+    values, starts, counts = np.unique(owner, return_index=True, return_counts=True)
+    if not len(values):
+        return EqualRows(values, np.zeros(0), values, np.zeros(0))
+    partner = partners[place]
+    is_matched = partner != NOTHING
+    matched = np.add.reduceat(is_matched.astype(np.int64), starts)
+    squares = np.where(is_matched, rows.norm[place] ** 2, 0.0)
+    distances = np.where(is_matched, errors[place], 0.0) ** 2 * squares
+    sizes = np.maximum(np.add.reduceat(squares, starts), np.finfo(float).tiny)
+    error = np.sqrt(np.add.reduceat(distances, starts) / sizes)
+    found_in = np.full(len(partner), NOTHING, np.int64)
+    found_in[is_matched] = theirs.owner[partner[is_matched]]
+    most = [_most_common(found) for found in np.split(found_in, starts[1:])]
+    return EqualRows(values, 1 - matched / counts, np.array(most, np.int64), error)
+
+
+def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows:
+    """Return the distinct rows of values.
+
+    The error of a value is spread over its rows: one that is small beside the others may be off by
+    more of itself.
+    """
+    is_chosen = chosen[rows.owner]
+    owner, content = rows.owner[is_chosen], np.ascontiguousarray(rows.content[is_chosen])
+    norms = sketch_norms(content)
+    _, starts, counts = np.unique(owner, return_index=True, return_counts=True)
+    squares = np.add.reduceat(norms**2, starts) if len(starts) else norms
+    usual = np.repeat(np.sqrt(squares / np.maximum(counts, 1)), counts)
+    width = content.shape[1]
+    slack = 1 + DEVIATIONS / math.sqrt(2 * width)
+    is_some = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
+    owner, content, norms = owner[is_some], content[is_some], norms[is_some]
+    limit = slack * limits[owner] * np.maximum(usual[is_some] / norms, 1.0)
+    packed = content.view(np.dtype((np.void, width * content.itemsize)))[:, 0]
+    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    largest = np.zeros(len(first))
+    np.maximum.at(largest, inverse, limit)
+    order = np.argsort(norms[first], kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    first = first[order]
+    return _DistinctRows(
+        content[first], norms[first], largest[order], owner[first], (owner, place[inverse])
+    )
+
+
+def _most_limit(rows: _DistinctRows) -> float:
+    """Return the error from which on rows are equal by chance, and tell nothing."""
+    return float(_CHANCE ** (1 / rows.content.shape[1]))
+
+
+def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Floats]:
+    """Return the nearest equal row among others of each row, and its error; NOTHING where none is.
+
+    Two norms differ by no more than the distance.
+    """
+    partners = np.full(len(rows.norm), NOTHING, np.int64)
+    errors = np.full(len(rows.norm), np.inf)
+    most = _most_limit(rows)
+    candidates = np.flatnonzero(others.limit < most)
+    norms = others.norm[candidates]
+    span = np.minimum(np.hypot(rows.limit, others.limit[candidates].max(initial=0.0)), most) * 1.01
+    starts = np.searchsorted(norms, rows.norm * (1 - span))
+    ends = np.searchsorted(norms, rows.norm / (1 - span), side="right")
+    ends = np.where(rows.limit < most, ends, starts)
+    for own, position in in_windows(starts, ends):
+        other = candidates[position]
+        distance = relative_distances(rows.content[own], others.content[other])
+        is_equal = distance <= np.hypot(rows.limit[own], others.limit[other])
+        own, other, distance = own[is_equal], other[is_equal], distance[is_equal]
+        order = np.argsort(-distance, kind="stable")  # the nearest is written last
+        own, other, distance = own[order], other[order], distance[order]
+        is_nearer = distance < errors[own]
+        own, other, distance = own[is_nearer], other[is_nearer], distance[is_nearer]
+        partners[own], errors[own] = other, distance
+    return partners, errors
+
+
+def _most_common(partners: Indices) -> int:
+    known = partners[partners != NOTHING]
+    return int(np.bincount(known).argmax()) if len(known) else NOTHING
+
+
+def lack_no_more(graph: Graph, is_known: Flags, unmatched: Floats, most: float) -> Flags:
+    """Return which values lack no more rows than the tokens that the other program never had.
+
+    How many these are, such as paddings, shows where a program first makes rows from what has
+    none, such as ids: what it computes from there on lacks no more.
+
+    Args:
+        graph: A program.
+        is_known: Which values the other program has otherwise.
+        unmatched: The share of rows that it has not; NaN where it has none.
+        most: The share of tokens that the other program may never have had.
+    """
+    fits: Flags = (graph.values.maker < 0) & (unmatched == 0)
+    lacking = _lacking(graph, is_known, unmatched)
+    for value, before in lacking.items():
+        fits[value] = not is_known[value] and unmatched[value] <= min(before, most)
+    return fits
+
+
+def lacked_tokens(graph: Graph, is_known: Flags, unmatched: Floats) -> float:
+    """Return the share of rows that the other program has not where a program first makes some."""
+    return max(_lacking(graph, is_known, unmatched).values(), default=0.0)
+
+
+def _lacking(graph: Graph, is_known: Flags, unmatched: Floats) -> dict[int, float]:
+    """Return the share of tokens lacked by what each value that comes from rows was made from."""
+    lacking: dict[int, float] = {}
+    shares, known = unmatched.tolist(), is_known.tolist()
+    is_leaf = (graph.values.maker < 0).tolist()
+    for reads, makes in zip(graph.nodes.reads.lists(), graph.nodes.makes.lists(), strict=True):
+        before = [lacking[read] for read in reads if read in lacking]
+        is_first = not before and any(read < 0 or is_leaf[read] for read in reads)
+        for value in makes:
+            if not before and not known[value] and shares[value] < 1:
+                before = [shares[value] if is_first else 0.0]
+            if before:
+                lacking[value] = max(before)
+    return lacking
