@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from otel_torch.process import console
 from otel_torch.records import Record
 from otel_torch.sources.operations.arguments import describe_arguments
 from otel_torch.sources.operations.program_values import ProgramValues, Value
+from otel_torch.statistics.token_sketch import row_sketches
 from tests.support import recording, run_python
 
 Fields = dict[str, Any]
@@ -673,3 +675,48 @@ def test_values_are_measured_in_the_parts_that_ranks_may_have(x: torch.Tensor) -
     assert {"otel_torch.part", "aten.mm.default"}.isdisjoint(
         row.get("op") for row in plain.fields()
     )
+
+
+# -- rows
+
+
+def test_the_rows_of_values_are_measured_where_they_are_asked_for(x: torch.Tensor) -> None:
+    graph = record(lambda: Net(lambda net, x: (x + 1).unflatten(-1, (2, -1)))(x), graph_rows="on")
+    (made,) = graph.fields(op="aten.add.Tensor")
+    (view,) = graph.fields(op="aten.view.default")
+    for row in (made, view):
+        expected = row_sketches((x + 1).reshape(row["shape"])).numpy()
+        found = np.frombuffer(base64.b64decode(row["rows"]), "<f4").reshape(expected.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    plain = record(lambda: Net(lambda net, x: x + 1)(x))
+    assert not any("rows" in row for row in plain.fields())
+
+
+def test_memory_that_a_foreign_kernel_writes_to_is_not_read(x: torch.Tensor) -> None:
+    @torch.library.custom_op("otel_torch_tests::double_into", mutates_args=("out",))
+    def double_into(out: torch.Tensor, x: torch.Tensor) -> None:
+        torch.mul(x, 2, out=out)
+
+    def compute(net: Net, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        double_into(out, x)
+        double_into(out[:1], out[1:2])  # reads what it has written
+        return out + 1
+
+    graph = record(lambda: Net(compute)(x))
+    first, second = graph.fields(op="otel_torch_tests.double_into.default")
+    assert len(first["reads"]) == 1
+    assert first["value"] in second["reads"] or len(second["reads"]) == 2
+    assert not [row for row in graph.fields() if row.get("leaf") == "unseen"]
+
+
+def test_columns_of_one_matrix_do_not_overlap(x: torch.Tensor) -> None:
+    def compute(net: Net, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([x, x], -1)
+        left, right = whole.chunk(2, -1)
+        left.mul_(2)
+        return right + 1
+
+    graph = record(lambda: Net(compute)(x))
+    (add,) = graph.fields(op="aten.add.Tensor")
+    assert add["reads"][0] in [row["value"] for row in graph.fields(op="aten.split.Tensor")]
