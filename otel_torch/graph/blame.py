@@ -296,12 +296,24 @@ def _is_insensitive(
     partner = int(program.side.partner[value])
     twin = other.maker[partner] if partner >= 0 else -1
     while twin >= 0:
-        if program.signature(node) == other.signature(twin):
+        if _is_done_alike(program, node, other, twin):
             return True
         if not other.graph.nodes.moves[twin] or len(other.reads[twin]) != 1:
             return False
         twin = other.maker[other.reads[twin][0]]
     return False
+
+
+def _is_done_alike(
+    program: ComparedProgram, node: int, other: ComparedProgram, twin: int
+) -> bool:
+    """Return whether two nodes do the same to the same, or the first to what is in doubt."""
+    if program.label(node) != other.label(twin):
+        return False
+    operands = program.operands(node), other.operands(twin)
+    return len(operands[0]) == len(operands[1]) and all(
+        own in (-1, its) for own, its in zip(*operands, strict=True)
+    )
 
 
 def _sources(

@@ -7,7 +7,7 @@ along the last axis stays what it is.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,12 +29,26 @@ class EqualRows:
         unmatched: The share of these rows that are nowhere in the other program, per value.
         partner: The value of the other program that has most of the others; NOTHING for none.
         error: The relative error of these, together.
+        holders: The values of the other program that have them.
     """
 
     values: Indices
     unmatched: Floats
     partner: Indices
     error: Floats
+    holders: list[Indices]
+
+    def are_all(self, is_whole: Flags) -> Flags:
+        """Return which values have no row that should be in the other program.
+
+        Either all of their rows are there, or only further tokens, such as paddings, are not: then
+        whatever has any of their rows has no row of its own.
+
+        Args:
+            is_whole: Of the other program's values, which have no row that is not in this one.
+        """
+        no_more = [len(held) > 0 and bool(is_whole[held].all()) for held in self.holders]
+        return (self.unmatched == 0) | np.array(no_more, bool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,8 +88,13 @@ def find_equal_rows(
         )
         for leaves in (False, True)
     ]
-    columns = zip(*(astuple(part) for part in found), strict=True)
-    return EqualRows(*(np.concatenate(parts) for parts in columns))
+    return EqualRows(
+        *(
+            np.concatenate([getattr(part, name) for part in found])
+            for name in ("values", "unmatched", "partner", "error")
+        ),
+        [held for part in found for held in part.holders],
+    )
 
 
 def _find(rows: _DistinctRows, theirs: _DistinctRows) -> EqualRows:
@@ -85,7 +104,7 @@ def _find(rows: _DistinctRows, theirs: _DistinctRows) -> EqualRows:
     owner, place = owner[tells], place[tells]
     values, starts, counts = np.unique(owner, return_index=True, return_counts=True)
     if not len(values):
-        return EqualRows(values, np.zeros(0), values, np.zeros(0))
+        return EqualRows(values, np.zeros(0), values, np.zeros(0), [])
     partner = partners[place]
     is_matched = partner != NOTHING
     matched = np.add.reduceat(is_matched.astype(np.int64), starts)
@@ -95,8 +114,11 @@ def _find(rows: _DistinctRows, theirs: _DistinctRows) -> EqualRows:
     error = np.sqrt(np.add.reduceat(distances, starts) / sizes)
     found_in = np.full(len(partner), NOTHING, np.int64)
     found_in[is_matched] = theirs.owner[partner[is_matched]]
-    most = [_most_common(found) for found in np.split(found_in, starts[1:])]
-    return EqualRows(values, 1 - matched / counts, np.array(most, np.int64), error)
+    held = [np.unique(part, return_counts=True) for part in np.split(found_in, starts[1:])]
+    known = [(own[own != NOTHING], often[own != NOTHING]) for own, often in held]
+    most = [int(own[often.argmax()]) if len(own) else NOTHING for own, often in known]
+    holders = [own for own, _ in known]
+    return EqualRows(values, 1 - matched / counts, np.array(most, np.int64), error, holders)
 
 
 def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows:
@@ -159,48 +181,3 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
         own, other, distance = own[is_nearer], other[is_nearer], distance[is_nearer]
         partners[own], errors[own] = other, distance
     return partners, errors
-
-
-def _most_common(partners: Indices) -> int:
-    known = partners[partners != NOTHING]
-    return int(np.bincount(known).argmax()) if len(known) else NOTHING
-
-
-def lack_no_more(graph: Graph, is_known: Flags, unmatched: Floats, most: float) -> Flags:
-    """Return which values lack no more rows than the tokens that the other program never had.
-
-    How many these are, such as paddings, shows where a program first makes rows from what has
-    none, such as ids: what it computes from there on lacks no more.
-
-    Args:
-        graph: A program.
-        is_known: Which values the other program has otherwise.
-        unmatched: The share of rows that it has not; NaN where it has none.
-        most: The share of tokens that the other program may never have had.
-    """
-    fits: Flags = (graph.values.maker < 0) & (unmatched == 0)
-    lacking = _lacking(graph, is_known, unmatched)
-    for value, before in lacking.items():
-        fits[value] = not is_known[value] and unmatched[value] <= min(before, most)
-    return fits
-
-
-def lacked_tokens(graph: Graph, is_known: Flags, unmatched: Floats) -> float:
-    """Return the share of rows that the other program has not where a program first makes some."""
-    return max(_lacking(graph, is_known, unmatched).values(), default=0.0)
-
-
-def _lacking(graph: Graph, is_known: Flags, unmatched: Floats) -> dict[int, float]:
-    """Return the share of tokens lacked by what each value that comes from rows was made from."""
-    lacking: dict[int, float] = {}
-    shares, known = unmatched.tolist(), is_known.tolist()
-    is_leaf = (graph.values.maker < 0).tolist()
-    for reads, makes in zip(graph.nodes.reads.lists(), graph.nodes.makes.lists(), strict=True):
-        before = [lacking[read] for read in reads if read in lacking]
-        is_first = not before and any(read < 0 or is_leaf[read] for read in reads)
-        for value in makes:
-            if not before and not known[value] and shares[value] < 1:
-                before = [shares[value] if is_first else 0.0]
-            if before:
-                lacking[value] = max(before)
-    return lacking

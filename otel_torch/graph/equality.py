@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances, sketch_norms
-from otel_torch.graph.equal_rows import EqualRows, find_equal_rows, lack_no_more, lacked_tokens
+from otel_torch.graph.equal_rows import EqualRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
     MAX,
@@ -290,11 +290,11 @@ class _Builder:
         """Note which share of the rows of values the other program lacks."""
         self.unmatched[rows.values] = np.where(rows.unmatched < 1, rows.unmatched, np.nan)
 
-    def take_rows(self, rows: EqualRows, are_known: Flags) -> None:
+    def take_rows(self, rows: EqualRows, is_whole: Flags) -> None:
         """Note values of which the other program has all rows that it can have."""
-        is_known = are_known[rows.values]
-        values = rows.values[is_known]
-        self.assign(values, rows.partner[is_known], rows.error[is_known], ROWS)
+        are_all = rows.are_all(is_whole)
+        values = rows.values[are_all]
+        self.assign(values, rows.partner[are_all], rows.error[are_all], ROWS)
 
     def finish(self, group: Indices) -> Side:
         """Return what was found."""
@@ -416,26 +416,16 @@ def _find_rows(
     informed: list[Flags],
     sides: list[_Builder],
 ) -> None:
-    """Note values whose rows the other program has, in whatever values.
-
-    One of the programs may have more tokens than the other, not each some of its own.
-    """
+    """Note values whose rows the other program has, in whatever values."""
     found = []
     for place, side in enumerate(sides):
         pair, pair_limits = (graphs[place], graphs[1 - place]), (limits[place], limits[1 - place])
         is_open = informed[place] & (side.relation == NONE)
         found.append(find_equal_rows(*pair, pair_limits, is_open))
         side.take_shares(found[-1])
-    known = [side.relation != NONE for side in sides]
-    lacked = [
-        lacked_tokens(graph, flags, side.unmatched)
-        for graph, flags, side in zip(graphs, known, sides, strict=True)
-    ]
+    are_whole = [(side.relation != NONE) | (side.unmatched == 0) for side in sides]
     for place, side in enumerate(sides):
-        most = lacked[place] if lacked[place] > lacked[1 - place] else 0.0
-        side.take_rows(
-            found[place], lack_no_more(graphs[place], known[place], side.unmatched, most)
-        )
+        side.take_rows(found[place], are_whole[1 - place])
 
 
 def _find_parts(

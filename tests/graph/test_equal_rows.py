@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from otel_torch.graph.builder import GraphBuilder
-from otel_torch.graph.equal_rows import find_equal_rows, lack_no_more, lacked_tokens
+from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.graph import NOTHING, Graph
 
 RANDOM = np.random.default_rng(0)
@@ -60,11 +60,15 @@ def test_what_a_program_computed_is_not_looked_for_among_weights() -> None:
     assert find(graph_of(TOKENS[[3, 1]], leaves=1), weight).unmatched.tolist() == [0]
 
 
-def test_one_program_may_have_tokens_of_its_own_from_the_first_rows_on() -> None:
-    graph = graph_of(TOKENS, TOKENS, TOKENS)
-    unknown = np.zeros(3, bool)
-    third, half = np.array([1 / 3, 1 / 3, 1 / 3]), np.array([1 / 3, 1 / 3, 1 / 2])
-    assert lacked_tokens(graph, unknown, third) == 1 / 3
-    assert lack_no_more(graph, unknown, third, most=1 / 3).tolist() == [True, True, True]
-    assert lack_no_more(graph, unknown, half, most=1 / 3).tolist() == [True, True, False]
-    assert lack_no_more(graph, unknown, third, most=0.0).tolist() == [False, False, False]
+def test_one_program_may_have_tokens_that_the_other_never_had() -> None:
+    padded, packed = graph_of(TOKENS), graph_of(TOKENS[:3], TOKENS[3:5])
+    found = find(padded, packed)
+    assert found.unmatched.tolist() == [pytest.approx(1 / 6)]
+    assert [held.tolist() for held in found.holders] == [[0, 1]]
+    assert found.are_all(np.array([True, True])).tolist() == [True]
+    assert found.are_all(np.array([True, False])).tolist() == [False]  # that has a wrong row
+    assert find(packed, padded).are_all(np.array([False])).tolist() == [True, True]
+
+
+def test_a_value_without_any_row_of_the_other_program_is_not_all_there() -> None:
+    assert find(graph_of(-TOKENS), graph_of(TOKENS)).are_all(np.array([True])).tolist() == [False]
