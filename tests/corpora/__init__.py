@@ -14,6 +14,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `unseen` | programs and faults that were written after the comparison of operations, and their lines |
 | `layouts` | one process against the ranks of the same model |
 | `engines` | transformers against vLLM |
+| `engine_rows` | the same, recorded as graphs of operations with rows |
 | `ports` | FastVideo's models against their originals |
 | `machine` | the same, with faults at random modules |
 | `frameworks` | as `layouts`, split by Megatron-core and DeepSpeed |
@@ -36,6 +37,7 @@ CORPORA = {
     "unseen": "tests.corpora.unseen.cases",
     "layouts": "tests.corpora.layouts.cases",
     "engines": "tests.corpora.engines.cases",
+    "engine_rows": "tests.corpora.engines.cases",
     "frameworks": "tests.corpora.layouts.cases",
     "ports": "tests.fastvideo.ports.cases",
     "machine": "tests.fastvideo.ports.cases",

@@ -42,6 +42,8 @@ FURTHER = (
     Engine("qwen2-moe", compiled=True),
 )
 
+BY_ROWS = "engine_rows"  # the corpus whose programs are recorded as graphs
+
 # the words that say at which tokens a fault shows
 EVERY, ROTATED = "Every token is wrong.", "It begins with token 1 of request 0"
 _Fault = tuple[str, Plant, Right]
@@ -215,7 +217,10 @@ def _kind(module: str) -> str:
 
 
 class Engines(Corpus):
-    name = "engines"
+    """Engines beside transformers: by modules and tokens, or by operations and rows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def load(self) -> Sequence[Case]:
         clean = [Case(name=str(engine), family=str(engine)) for engine in (*CLEAN, *FURTHER)]
@@ -231,7 +236,9 @@ class Engines(Corpus):
         self, cases: Sequence[Case], variant: str, recorder: Recorder
     ) -> Iterator[tuple[Case, Callable[[], tuple[Report, Recordings]]]]:
         """Compare the cases of an engine at once: loading one takes longer than all of its faults."""
-        from tests.corpora.engines.recorder import compare
+        from tests.corpora.engines.recorder import ROWS, TOKENS, compare
+
+        settings = ROWS if self.name == BY_ROWS else TOKENS
 
         engines = {str(engine): engine for engine in (*CLEAN, *FURTHER)}
         for family in dict.fromkeys(case.family for case in cases):
@@ -239,7 +246,7 @@ class Engines(Corpus):
             engine = engines.get(family) or Engine(family.partition(" ")[0])
             names = [case.edit for case in group]
             try:
-                reports: list[Any] = list(compare(recorder.folder, engine, names))
+                reports: list[Any] = list(compare(recorder.folder, engine, names, settings))
             except Exception as error:
                 reports = [error] * len(group)
             for case, report in zip(group, reports, strict=True):
@@ -253,4 +260,4 @@ def _returned(report: Report | Exception) -> tuple[Report, Recordings]:
 
 
 FAULTS = {name: plant for name, (_, plant, _) in _TABLE.items()}
-CORPORA = {"engines": Engines()}
+CORPORA = {name: Engines(name) for name in ("engines", BY_ROWS)}

@@ -15,7 +15,7 @@ import pickle
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,14 @@ _IMPORTED_LATE = (
 )
 
 
-def compare(folder: Path, engine: Engine, faults: Sequence[str]) -> list[Report]:
+# what is recorded, by how the programs are compared
+TOKENS: Mapping[str, str] = {"capture": "tokens"}
+ROWS: Mapping[str, str] = {"capture": "graph", "graph_rows": "on", "steps": "*/1"}
+
+
+def compare(
+    folder: Path, engine: Engine, faults: Sequence[str], settings: Mapping[str, str] = TOKENS
+) -> list[Report]:
     """Return a report for each fault; that without a name is the clean engine.
 
     Raises: RuntimeError, if a program ends without a result.
@@ -58,11 +65,13 @@ def compare(folder: Path, engine: Engine, faults: Sequence[str]) -> list[Report]
     for fault in faults:
         (runs / fault).mkdir(parents=True, exist_ok=True)
     if engine.compiled:  # recording must begin before vLLM compiles
-        served = [_in_child(_serve, runs, checkpoint, engine, fault, None) for fault in faults]
+        served = [
+            _in_child(_serve, runs, checkpoint, engine, fault, None, settings) for fault in faults
+        ]
     else:
-        served = _in_child(_serve_all, runs, checkpoint, engine, faults)
+        served = _in_child(_serve_all, runs, checkpoint, engine, faults, settings)
     return [
-        _in_child(_compare, runs / fault, checkpoint, engine, tokens)
+        _in_child(_compare, runs / fault, checkpoint, engine, tokens, settings)
         for fault, tokens in zip(faults, served, strict=True)
     ]
 
@@ -91,19 +100,30 @@ def _in_child(function: Callable[..., _Result], *arguments: Any) -> _Result:
 
 
 def _serve_all(
-    runs: Path, checkpoint: Path, engine: Engine, faults: Sequence[str]
+    runs: Path,
+    checkpoint: Path,
+    engine: Engine,
+    faults: Sequence[str],
+    settings: Mapping[str, str],
 ) -> list[list[list[int]]]:
     loaded = load_engine(FAMILIES[engine.family], checkpoint, engine.dtype, False)
-    return [_in_child(_serve, runs, checkpoint, engine, fault, loaded) for fault in faults]
+    return [
+        _in_child(_serve, runs, checkpoint, engine, fault, loaded, settings) for fault in faults
+    ]
 
 
 def _serve(
-    runs: Path, checkpoint: Path, engine: Engine, fault: str, loaded: Any
+    runs: Path,
+    checkpoint: Path,
+    engine: Engine,
+    fault: str,
+    loaded: Any,
+    settings: Mapping[str, str],
 ) -> list[list[int]]:
     family = FAMILIES[engine.family]
     if loaded is not None and fault:
         loaded.apply_model(FAULTS[fault])
-    bootstrap.start(jsonl=str(runs / fault / "engine.jsonl"), capture="tokens")
+    bootstrap.start(jsonl=str(runs / fault / "engine.jsonl"), **settings)
     try:
         if loaded is None:
             loaded = load_engine(family, checkpoint, engine.dtype, engine.compiled)
@@ -112,9 +132,15 @@ def _serve(
         bootstrap.stop()
 
 
-def _compare(run: Path, checkpoint: Path, engine: Engine, tokens: list[list[int]]) -> Report:
+def _compare(
+    run: Path,
+    checkpoint: Path,
+    engine: Engine,
+    tokens: list[list[int]],
+    settings: Mapping[str, str],
+) -> Report:
     """Record transformers with the engine's tokens, and compare both."""
-    bootstrap.start(jsonl=str(run / "reference.jsonl"), capture="tokens")
+    bootstrap.start(jsonl=str(run / "reference.jsonl"), **settings)
     try:
         FAMILIES[engine.family].reference(checkpoint, engine.dtype, tokens)
     finally:
