@@ -88,7 +88,7 @@ def find_cut(
     accused = {
         value
         for another in comparison.faults
-        if another is not fault
+        if another is not fault and another.is_certain
         for value in begins_of(port, another.port)
     }
     region, others = _what_makes(port, values, begins, accused)
@@ -207,9 +207,6 @@ def _what_makes(
         if node < 0:
             continue
         nodes.add(node)
-        for read in before:
-            root = root_of(program, read)
-            if root not in seen:
-                seen.add(root)
-                waiting.append(read)
+        waiting += (read for read in before if read not in seen)
+        seen.update(before)
     return tuple(sorted(nodes)), tuple(sorted(others))
