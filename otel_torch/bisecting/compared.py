@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +15,14 @@ from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.graph.compare import GraphComparison, GraphFault, compare_graphs
 from otel_torch.graph.counterparts import Counterpart, is_beside
 from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
+from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.graph_values import ValueKey
+from otel_torch.recording.graph_values import PUT_LABEL, ValueKey
 
 
 class RankedKey(NamedTuple):
@@ -65,6 +67,15 @@ class ComparedRank:
             for cut in cuts
             for own in cut.exchanges
         }
+
+    def is_open(self, fault: GraphFault) -> bool:
+        """Return whether a fault still makes an end wrong, though values were exchanged."""
+        comparison = self.comparison
+        places = zip(comparison.programs, fault.places, comparison.open_values, strict=True)
+        return any(
+            makes_wrong(program, begins_of(program, place), values)
+            for program, place, values in places
+        )
 
     def reference_key(self, value: int) -> RankedKey:
         """Return a value of the reference as its recording names it."""
@@ -146,6 +157,7 @@ def compare_runs(
     noise: ProgramRun | None = None,
     tolerance: float | None = None,
     read: Callable[..., RecordedGraph] = read_graph,
+    exchanges: Mapping[RankedKey, RankedKey] = MappingProxyType({}),
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -153,6 +165,7 @@ def compare_runs(
         noise: The reference's run with noise, if any.
         tolerance: A relative L2 error that is always legal, if any.
         read: Reads the reference and its noise, which are compared several times.
+        exchanges: Values of the reference by those of the port in whose place they were put.
 
     Raises:
         RunFailed: No rank ran in both programs.
@@ -171,7 +184,9 @@ def compare_runs(
         recorded = Sides(read(*paths(reference, rank)), read_graph(*paths(port, rank)))
         noisy = None if noise is None else read(noise.recordings[rank]).graph
         comparison = compare_graphs(
-            recorded.reference.graph, recorded.port.graph, noisy, tolerance=tolerance
+            *(recorded.reference.graph, recorded.port.graph, noisy),
+            tolerance=tolerance,
+            exchanged=_exchanged(recorded, rank, exchanges),
         )
         return ComparedRank(rank, recorded, comparison, is_split)
 
@@ -182,6 +197,22 @@ def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
     """Return whether one program ran in one process, and the other one in several ranks."""
     counts = len(reference.recordings), len(port.recordings)
     return min(counts) == 1 < max(counts)
+
+
+def _exchanged(
+    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, RankedKey]
+) -> list[tuple[int, int]]:
+    """Return the values of reference and port that were exchanged in a rank's recording."""
+    reference, port = recorded.map(_by_key)
+    return [
+        (reference[own.value], port[key.value])
+        for key, own in exchanges.items()
+        if key.rank == rank and key.value._replace(label=f"{PUT_LABEL}{key.value.label}") in port
+    ]
+
+
+def _by_key(recorded: RecordedGraph) -> dict[ValueKey, int]:
+    return {_key(recorded, value): value for value in range(len(recorded.places))}
 
 
 def _key(recorded: RecordedGraph, value: int) -> ValueKey:

@@ -87,7 +87,7 @@ def _outside(program: ComparedProgram, value: int) -> int:
 
 
 def _maker(program: ComparedProgram, value: int) -> int:
-    """Return the node that computed a value or what it is a part of, in a fused operation if need be.
+    """Return the node that computed a value or what it is a part of, inside of a fused one too.
 
     One program may write out what the other one fuses, or have three weights in one.
     """
@@ -146,7 +146,8 @@ class _Pairs:
             reference, port = self._new.popleft()
             first, second = self._programs
             nearest = first.maker[reference], second.maker[port]
-            for makers in dict.fromkeys((nearest, (_maker(first, reference), _maker(second, port)))):
+            furthest = _maker(first, reference), _maker(second, port)
+            for makers in dict.fromkeys((nearest, furthest)):
                 if min(makers) >= 0 and self._do_the_same(*makers):
                     self.add_nodes(*makers)
             readers = [
