@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
-from otel_torch.graph.compare import GraphComparison, GraphFault, compare_graphs
+from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
 from otel_torch.graph.counterparts import Counterpart, is_beside
 from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
 from otel_torch.graph.exchanged import makes_wrong
@@ -59,6 +59,15 @@ class ComparedRank:
         values of other sizes.
         """
         return None if self.is_split else find_cut(self.comparison, fault, self.counterparts)
+
+    def with_proven_region(self, fault: GraphFault) -> GraphFault:
+        """Return a fault with what is between right values and the exchange, if it is little."""
+        cut = self.cut(fault)
+        if cut is None or not cut.is_close or not cut.region:
+            return fault
+        place = fault.port or FaultPlace((), NOTHING, ())
+        region = tuple(sorted({*place.region, *cut.region}))
+        return replace(fault, port=replace(place, region=region))
 
     def exchanges(self, cuts: Iterable[Cut]) -> dict[RankedKey, RankedKey]:
         """Return the reference's values by those of the port in whose place they are put."""

@@ -26,7 +26,10 @@ _NO_MEETING = "behind it the two programs do not meet again, so no value can be 
 _SPLIT = (
     "the ranks have parts and terms of the reference's values, which cannot be put in their place"
 )
-_FAR = "what comes after it matches with the reference's value, but much lies between the two"
+_FAR = (
+    "what comes after it matches with the reference's value, but other places lead there as well, "
+    "and may be wrong instead"
+)
 _STEPS_BETWEEN = (
     "what the steps between the recorded ones have made was exchanged, too: they have the faults "
     "above, and may have others. Mend these, and run it again"
@@ -299,7 +302,7 @@ def _add(
         finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
     if answer.has_place_of(finding):
         return
-    answer.operations.append(region_operations(rank.comparison, fault))
+    answer.operations.append(region_operations(rank.comparison, rank.with_proven_region(fault)))
     answer.report.operations = answer.operations[0]
     if untried is not None:
         answer.untried[len(answer.faults)] = untried

@@ -17,6 +17,7 @@ import numpy as np
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
 from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced
 from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
@@ -93,7 +94,11 @@ def find_cut(
         if another is not fault and another.is_certain
         for value in begins_of(port, another.port)
     }
+    misplaced = find_misplaced(comparison, fault)
     region, others = _what_makes(port, values, begins, accused)
+    region = tuple(sorted({*region, *misplaced.nodes}))
+    leaves = misplaced.leaves | acquitted_leaves(comparison, fault)
+    others += tuple(-1 - leaf for leaf in sorted(leaves))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)
     length = len({_line(port, node) for node in region})

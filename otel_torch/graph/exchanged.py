@@ -72,11 +72,17 @@ def _before(program: ComparedProgram, ends: list[int], replaced: set[int]) -> Se
     waiting = [value for value in ends if value not in replaced]
     values = set(waiting)
     while waiting:
-        node = program.maker[waiting.pop()]
-        for read in program.reads[node] if node >= 0 else ():
-            # a mask may be wrong and pass for right
-            is_right = program.state[read] == RIGHT and program.is_informed[read]
-            if read >= 0 and not is_right and read not in replaced and read not in values:
-                values.add(read)
-                waiting.append(read)
+        value = waiting.pop()
+        node = program.maker[value]
+        # a mask may be wrong and pass for right, and so may a part in the place of another
+        if node < 0 or _is_surely_right(program, value):
+            continue
+        new = {read for read in program.reads[node] if read >= 0} - replaced - values
+        values |= new
+        waiting += new
     return values
+
+
+def _is_surely_right(program: ComparedProgram, value: int) -> bool:
+    is_right = program.state[value] == RIGHT and program.is_informed[value]
+    return bool(is_right and not program.graph.nodes.moves[program.maker[value]])
