@@ -79,7 +79,7 @@ class _Search:
         # with which operations of which lines the healed faults begin, in each program
         self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
         self._healed_places = 0
-        self._tried: set[OperationLine] = set()  # of the port, though nothing was wrong behind them
+        self._tried: set[object] = set()  # places of hidden faults
 
     def run(self) -> Bisection:
         compared, later = self._programs.first()
@@ -144,14 +144,15 @@ class _Search:
         leading = compared.leading
         for fault in leading.comparison.faults:
             finding, cut = leading.finding(fault), leading.cut(fault)
-            _, lines = operation_lines(leading.comparison, fault)
-            is_new = bool(lines - self._tried) and not answer.has_place_of(finding)
-            if cut is None or not is_new or not self._counts(leading, fault):
+            is_leaf = finding.kind == "weights"
+            place = (finding.port_module, finding.port_tensor) if is_leaf else finding.port_line
+            is_known = place in self._tried or answer.has_place_of(finding)
+            if cut is None or is_known or not self._counts(leading, fault):
                 continue
             exchanges = leading.exchanges([cut])
             if not cut.is_close or self._trials.has_exchanged(exchanges.keys()):
                 continue
-            self._tried |= lines
+            self._tried.add(place)
             trial = self._trials.make(compared, Attempt((fault,), True, exchanges))
             if trial.healed and trial.unfit is None:
                 self._accept(compared, trial)
