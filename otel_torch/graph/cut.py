@@ -91,7 +91,7 @@ def find_cut(
     accused = {
         value
         for another in comparison.faults
-        if another is not fault and another.is_certain
+        if another is not fault and another.is_certain and None not in another.places
         for value in begins_of(port, another.port)
     }
     misplaced = find_misplaced(comparison, fault)
@@ -244,7 +244,8 @@ def _what_makes(
         node = program.maker[value]
         reads = [] if node < 0 else [read for read in program.reads[node] if read >= 0]
         before = [read for read in reads if program.state[read] != RIGHT]
-        is_wrong = program.state[value] == WRONG and not before
+        # a weight in another layout looks wrong, too: it has to be accused
+        is_wrong = program.state[value] == WRONG and node >= 0 and not before
         if (is_wrong or value in accused) and value not in begins:
             others.add(-1 - value if node < 0 else node)
         if node < 0:
