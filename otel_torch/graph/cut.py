@@ -163,7 +163,9 @@ def with_repetitions(
     places = [
         place
         if place is None or place.leaf != NOTHING
-        else replace(place, nodes=tuple(islice(_repeats(program, own, values), count)))
+        else replace(
+            place, nodes=tuple(islice(_repeats(program, own, values), count)) or place.nodes
+        )
         for program, place, own, values in zip(
             comparison.programs, fault.places, lines, comparison.open_values, strict=True
         )
