@@ -97,8 +97,8 @@ def find_cut(
     misplaced = find_misplaced(comparison, fault)
     region, others = _what_makes(port, values, begins, accused)
     region = tuple(sorted({*region, *misplaced.nodes}))
-    leaves = misplaced.leaves | acquitted_leaves(comparison, fault)
-    others += tuple(-1 - leaf for leaf in sorted(leaves))
+    unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
+    others += tuple(-1 - leaf for leaf in sorted(unclear))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)
     length = len({_line(port, node) for node in region})

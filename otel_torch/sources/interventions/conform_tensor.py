@@ -49,12 +49,13 @@ def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     if fits and (_is_near(reference.reshape(port.shape), port) or not _has_twin_axes(reference)):
         return reference.reshape(port.shape)
     nearest = min(_orders(reference, port), key=lambda own: _distance(own, port), default=None)
-    is_near = nearest is not None and _is_near(nearest, port)
-    if fits and (not is_near or _is_near(nearest, port, math.sqrt(torch.finfo(port.dtype).eps))):
-        return reference.reshape(port.shape)
-    if not is_near:
+    if nearest is not None and _is_near(nearest, port):
+        has_its_numbers = fits and _is_near(nearest, port, math.sqrt(torch.finfo(port.dtype).eps))
+        if not has_its_numbers:
+            return nearest
+    if not fits:
         raise CannotConform("shape")
-    return nearest
+    return reference.reshape(port.shape)
 
 
 def _has_twin_axes(tensor: torch.Tensor) -> bool:
