@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
-from otel_torch.graph.compare import GraphComparison, GraphFault, compare_graphs
+from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
 from otel_torch.graph.counterparts import Counterpart, is_beside
 from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
+from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.graph_values import ValueKey
+from otel_torch.recording.graph_values import PUT_LABEL, ValueKey
 
 
 class RankedKey(NamedTuple):
@@ -59,6 +61,15 @@ class ComparedRank:
         """
         return None if self.is_divided else find_cut(self.comparison, fault, self.counterparts)
 
+    def with_proven_region(self, fault: GraphFault) -> GraphFault:
+        """Return a fault with what is between right values and the exchange, if it is little."""
+        cut = self.cut(fault)
+        if cut is None or not cut.is_close or not cut.region:
+            return fault
+        place = fault.port or FaultPlace((), NOTHING, ())
+        region = tuple(sorted({*place.region, *cut.region}))
+        return replace(fault, port=replace(place, region=region))
+
     def exchanges(self, cuts: Iterable[Cut]) -> dict[RankedKey, RankedKey]:
         """Return the reference's values by those of the port in whose place they are put."""
         return {
@@ -66,6 +77,15 @@ class ComparedRank:
             for cut in cuts
             for own in cut.exchanges
         }
+
+    def is_open(self, fault: GraphFault) -> bool:
+        """Return whether a fault still makes an end wrong, though values were exchanged."""
+        comparison = self.comparison
+        places = zip(comparison.programs, fault.places, comparison.open_values, strict=True)
+        return any(
+            makes_wrong(program, begins_of(program, place), values)
+            for program, place, values in places
+        )
 
     def reference_key(self, value: int) -> RankedKey:
         """Return a value of the reference as its recording names it."""
@@ -156,6 +176,7 @@ def compare_runs(
     noise: ProgramRun | None = None,
     tolerance: float | None = None,
     read: Callable[..., RecordedGraph] = read_graph,
+    exchanges: Mapping[RankedKey, RankedKey] = MappingProxyType({}),
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -163,6 +184,7 @@ def compare_runs(
         noise: The reference's run with noise, if any.
         tolerance: A relative L2 error that is always legal, if any.
         read: Reads the reference and its noise, which are compared several times.
+        exchanges: Values of the reference by those of the port in whose place they were put.
 
     Raises:
         RunFailed: No rank ran in both programs.
@@ -181,7 +203,9 @@ def compare_runs(
         recorded = Sides(read(*paths(reference, rank)), read_graph(*paths(port, rank)))
         noisy = None if noise is None else read(noise.recordings[rank]).graph
         comparison = compare_graphs(
-            recorded.reference.graph, recorded.port.graph, noisy, tolerance=tolerance
+            *(recorded.reference.graph, recorded.port.graph, noisy),
+            tolerance=tolerance,
+            exchanged=_exchanged(recorded, rank, exchanges),
         )
         is_divided = is_split or comparison.has_rows
         return ComparedRank(rank, recorded, comparison, is_divided)
@@ -193,6 +217,22 @@ def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
     """Return whether one program ran in one process, and the other one in several ranks."""
     counts = len(reference.recordings), len(port.recordings)
     return min(counts) == 1 < max(counts)
+
+
+def _exchanged(
+    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, RankedKey]
+) -> list[tuple[int, int]]:
+    """Return the values of reference and port that were exchanged in a rank's recording."""
+    reference, port = recorded.map(_by_key)
+    return [
+        (reference[own.value], port[key.value])
+        for key, own in exchanges.items()
+        if key.rank == rank and key.value._replace(label=f"{PUT_LABEL}{key.value.label}") in port
+    ]
+
+
+def _by_key(recorded: RecordedGraph) -> dict[ValueKey, int]:
+    return {_key(recorded, value): value for value in range(len(recorded.places))}
 
 
 def _key(recorded: RecordedGraph, value: int) -> ValueKey:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Literal
 
 from otel_torch.bisecting.compared import (
     ComparedRank,
     ComparedRuns,
+    RankedKey,
     compare_runs,
     is_one_beside_several,
 )
@@ -81,9 +84,19 @@ class RecordedPrograms:
         """Run one of them. Raises RunFailed if it does not end well, or records nothing."""
         return self.programs.run(side, why, self._settings[side] | settings)
 
-    def compare(self, reference: ProgramRun, port: ProgramRun) -> ComparedRuns:
-        """Compare two runs, with the noise of the reference if that was recorded."""
-        return compare_runs(reference, port, self._noise, self._tolerance, self._read)
+    def compare(
+        self,
+        reference: ProgramRun,
+        port: ProgramRun,
+        exchanges: Mapping[RankedKey, RankedKey] = MappingProxyType({}),
+    ) -> ComparedRuns:
+        """Compare two runs, with the noise of the reference if that was recorded.
+
+        Args:
+            exchanges: Values of the reference by those of the port in whose place they were put.
+        """
+        settings = self._noise, self._tolerance, self._read, exchanges
+        return compare_runs(reference, port, *settings)
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)

@@ -8,7 +8,6 @@ right, the fault was there; what is still wrong behind it is the next one.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +17,8 @@ from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import Programs, RunFailed
 from otel_torch.bisecting.trials import Attempt, Exchanges, Trial, Trials
 from otel_torch.graph.compare import GraphFault
-from otel_torch.graph.cut import with_repetitions
-from otel_torch.parity.finding import CodeLine, Finding, Proof, Report
+from otel_torch.graph.cut import OperationLine, operation_lines, with_repetitions
+from otel_torch.parity.finding import Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
 
@@ -27,14 +26,13 @@ _NO_MEETING = "behind it the two programs do not meet again, so no value can be 
 _DIVIDED = (
     "the programs divide their work otherwise, so that no value can be put in the other's place"
 )
-_FAR = "what comes after it matches with the reference's value, but much lies between the two"
+_FAR = (
+    "what comes after it matches with the reference's value, but other places lead there as well, "
+    "and may be wrong instead"
+)
 _STEPS_BETWEEN = (
     "what the steps between the recorded ones have made was exchanged, too: they have the faults "
     "above, and may have others. Mend these, and run it again"
-)
-_REPEATED = (
-    "{} was healed in several places at once: a fault between two of these would be healed, too. "
-    "Mend it, and run it again"
 )
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
@@ -78,8 +76,10 @@ class _Search:
         self._options, self._tell = options, tell
         self._programs = RecordedPrograms(programs, options.runs)
         self._trials = Trials(self._programs)
-        # how often each line was healed
-        self._heals: Counter[CodeLine | None] = Counter()
+        # with which operations of which lines the healed faults begin, in each program
+        self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
+        self._healed_places = 0
+        self._tried: set[object] = set()  # places of hidden faults
 
     def run(self) -> Bisection:
         compared, later = self._programs.first()
@@ -98,9 +98,10 @@ class _Search:
         answer.report.introduced = []
         # a fault may take several rounds: the later ones heal it in further layers
         for _ in range(2 * self._options.most_faults):
-            if compared.is_match or len(answer.faults) >= self._options.most_faults:
+            if len(answer.faults) >= self._options.most_faults:
                 break
-            trial = self._heal_one(answer, compared)
+            heal = self._heal_hidden if compared.is_match else self._heal_one
+            trial = heal(answer, compared)
             if trial is None:
                 break
             compared = trial.compared
@@ -110,7 +111,11 @@ class _Search:
     def _heal_one(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
         """Add the next fault to the answer; return the trial that heals it, if any does."""
         leading = compared.leading
-        faults = [fault for fault in leading.comparison.faults if self._counts(leading, fault)]
+        faults = [
+            fault
+            for fault in leading.comparison.faults
+            if leading.is_open(fault) and self._counts(leading, fault)
+        ]
         steps = [fault for fault in faults if leading.is_unrecorded(fault)]
         if answer.faults and steps == faults:
             return self._bridge(answer, compared, steps)
@@ -119,13 +124,7 @@ class _Search:
         attempts = self._attempts(answer, compared, own)[:_TRIES]
         trial, failed = self._first_better(compared, attempts)
         if trial is not None:
-            self._trials.accept(trial.attempt)
-            self._heals.update(_line(leading.finding(fault)) for fault in trial.attempt.faults)
-            if trial.attempt.is_repeated:
-                place = short_place(leading.finding(trial.attempt.faults[0]))
-                warning = _REPEATED.format(place)
-                if warning not in answer.report.warnings:
-                    answer.report.warnings.append(warning)
+            self._accept(compared, trial)
             proof: Proof | None = "proven" if trial.attempt.is_close else None
             for fault in _healed_by(trial, leading):
                 _add(answer, leading, fault, proof, None if proof else _FAR, trial)
@@ -136,6 +135,41 @@ class _Search:
         elif faults:
             _add(answer, leading, own[0], None, _DIVIDED if leading.is_divided else _NO_MEETING)
         return trial
+
+    def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
+        """Add a fault that others have hidden; return the trial that heals it, if any does.
+
+        Right values enter it, wrong ones leave it, and what was made of these was exchanged.
+        """
+        leading = compared.leading
+        for fault in leading.comparison.faults:
+            finding, cut = leading.finding(fault), leading.cut(fault)
+            is_leaf = finding.kind == "weights"
+            place = (finding.port_module, finding.port_tensor) if is_leaf else finding.port_line
+            is_known = place in self._tried or answer.has_place_of(finding)
+            if cut is None or is_known or not self._counts(leading, fault):
+                continue
+            exchanges = leading.exchanges([cut])
+            if not cut.is_close or self._trials.has_exchanged(exchanges.keys()):
+                continue
+            self._tried.add(place)
+            trial = self._trials.make(compared, Attempt((fault,), True, exchanges))
+            if trial.healed and trial.unfit is None:
+                self._accept(compared, trial)
+                _add(answer, leading, fault, "proven", None, trial)
+                return trial
+        return None
+
+    def _accept(self, compared: ComparedRuns, trial: Trial) -> None:
+        self._trials.accept(trial.attempt)
+        for fault in trial.attempt.faults:
+            for lines, healed in zip(
+                operation_lines(compared.leading.comparison, fault),
+                self._healed_lines,
+                strict=True,
+            ):
+                healed |= lines
+            self._healed_places += max(len(place.nodes) for place in fault.places if place)
 
     def _bridge(
         self, answer: Bisection, compared: ComparedRuns, steps: Sequence[GraphFault]
@@ -199,24 +233,24 @@ class _Search:
             batch = leaves if fault.begins_at_leaf else (fault,)
             if any(batch == attempt.faults for attempt in attempts):
                 continue
-            finding = leading.finding(fault)
-            count = self._repetitions(finding)
-            if answer.has_place_of(finding):
-                batch = (with_repetitions(leading.comparison, fault, count),)
+            is_repeated = answer.has_place_of(leading.finding(fault))
+            if is_repeated:
+                batch = (self._with_repetitions(leading, fault),)
             cuts = list(filter(None, map(leading.cut, batch)))
             if cuts:
                 exchanges = leading.exchanges(cuts) | _on_other_ranks(compared, fault)
                 is_close = all(cut.is_close for cut in cuts)
-                attempts.append(Attempt(batch, is_close, exchanges, count > 1))
+                attempts.append(Attempt(batch, is_close, exchanges, is_repeated))
         return attempts
 
-    def _repetitions(self, finding: Finding) -> int:
-        """Return in how many places to heal a line: twice as many each time.
+    def _with_repetitions(self, rank: ComparedRank, fault: GraphFault) -> GraphFault:
+        """Return a fault of a line that was healed already with the next places of all such lines.
 
-        A fault in each layer takes few runs then, and another one between the first layers is not
-        healed with it.
+        They are as many as were healed so far, so that a fault in each layer takes few runs.
         """
-        return 1 << max(self._heals[_line(finding)] - 1, 0)
+        own = operation_lines(rank.comparison, fault)
+        lines = own[0] | self._healed_lines[0], own[1] | self._healed_lines[1]
+        return with_repetitions(rank.comparison, fault, lines, self._healed_places)
 
     def _counts(self, rank: ComparedRank, fault: GraphFault) -> bool:
         """Return whether a fault is in one of the modules that were asked for."""
@@ -225,10 +259,6 @@ class _Search:
             return True
         finding = rank.finding(fault)
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
-
-
-def _line(finding: Finding) -> CodeLine | None:
-    return finding.port_line or finding.line
 
 
 def _together(attempts: Sequence[Attempt]) -> Attempt:
@@ -273,7 +303,7 @@ def _add(
         finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
     if answer.has_place_of(finding):
         return
-    answer.operations.append(region_operations(rank.comparison, fault))
+    answer.operations.append(region_operations(rank.comparison, rank.with_proven_region(fault)))
     answer.report.operations = answer.operations[0]
     if untried is not None:
         answer.untried[len(answer.faults)] = untried

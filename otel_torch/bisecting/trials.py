@@ -7,7 +7,7 @@ then: of a program that draws other random numbers in each run nothing can be sa
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,10 @@ class Trials:
         self._good: Exchanges = {}
         self._count = 0
 
+    def has_exchanged(self, keys: Set[RankedKey]) -> bool:
+        """Return whether any of these values of the port has an exchange in place."""
+        return not self._good.keys().isdisjoint(keys)
+
     def accept(self, attempt: Attempt) -> None:
         """Leave an exchange in place in all further trials."""
         self._good |= attempt.exchanges
@@ -118,7 +122,7 @@ class Trials:
         run = self._programs.record(
             "port", f"with the reference's value behind {where}", graph_put=str(folder.resolve())
         )
-        again = self._programs.compare(compared.reference, run)
+        again = self._programs.compare(compared.reference, run, exchanges)
         healed = _healed(compared.leading, again, attempt)
         differed: dict[str, Any] = {}
         for number in run.recordings:

@@ -304,9 +304,7 @@ def _is_insensitive(
     return False
 
 
-def _is_done_alike(
-    program: ComparedProgram, node: int, other: ComparedProgram, twin: int
-) -> bool:
+def _is_done_alike(program: ComparedProgram, node: int, other: ComparedProgram, twin: int) -> bool:
     """Return whether two nodes do the same to the same, or the first to what is in doubt."""
     if program.label(node) != other.label(twin):
         return False

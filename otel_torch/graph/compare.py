@@ -6,8 +6,9 @@ graphs -> error model -> equal values -> states -> sources of each side -> fault
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from otel_torch.graph.error_model import (
     noise_floors,
     rounding_errors,
 )
+from otel_torch.graph.exchanged import add_exchanged, makes_wrong, open_values
 from otel_torch.graph.explanation import Explanation, explain
 from otel_torch.graph.graph import NOTHING, Floats, Graph, Indices
 from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
@@ -97,10 +99,11 @@ class GraphComparison:
 
     Attributes:
         programs: The two programs as they were compared: fused operations look inside.
-        faults: The surest first; empty where all ends are right.
+        faults: The surest first; empty where all ends are right, those of exchanged values too.
         ends: Pairs of ends.
         unpaired_ends: Names of ends that only one program has, of each.
         limits: The largest legal relative error of each value, in its own program.
+        open_values: The values of each program that make an end wrong, though some were exchanged.
     """
 
     programs: tuple[ComparedProgram, ComparedProgram]
@@ -108,6 +111,7 @@ class GraphComparison:
     ends: list[EndPair]
     unpaired_ends: list[list[str]]
     limits: tuple[Floats, Floats]
+    open_values: tuple[Set[int], Set[int]]
 
     @property
     def graphs(self) -> tuple[Graph, Graph]:
@@ -162,6 +166,7 @@ def compare_graphs(
     noise: Graph | None = None,
     rules: Rules | None = None,
     tolerance: float | None = None,
+    exchanged: Sequence[tuple[int, int]] = (),
 ) -> GraphComparison:
     """Compare two programs.
 
@@ -170,6 +175,7 @@ def compare_graphs(
         noise: The reference recorded again with noise, if any.
         rules: Rules to switch off, for tests.
         tolerance: A relative error that is legal for each value that rounds, if any.
+        exchanged: Values of which a trial has put the reference's in the place of the port's.
 
     Raises:
         ValueError: `noise` is another program than `reference`.
@@ -193,9 +199,11 @@ def compare_graphs(
     )
     programs = make_programs(graphs, sides, limits, noise is not None)
     ends, unpaired = pair_ends(programs, end_limits or limits)
-    wrong = [pair for pair in ends if not pair.is_right]
-    faults = _find_faults(programs, wrong, limits, rules)
-    return GraphComparison(programs, faults, ends, unpaired, limits)
+    programs, replaced = add_exchanged(programs, end_limits or limits, exchanged)
+    wrong = [pair for pair in (*ends, *replaced) if not pair.is_right]
+    open_to = open_values(programs, ends, replaced)
+    faults = _find_faults(programs, wrong, limits, rules, open_to)
+    return GraphComparison(programs, faults, ends, unpaired, limits, open_to)
 
 
 def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:
@@ -224,6 +232,7 @@ def _find_faults(
     wrong: list[EndPair],
     limits: tuple[Floats, Floats],
     rules: Rules,
+    open_to: tuple[Set[int], Set[int]],
 ) -> list[GraphFault]:
     if not wrong:
         return []
@@ -242,10 +251,15 @@ def _find_faults(
         sources = blame_other_orders(programs, sources, doubts)
     # what was not recorded may have made a wrong leaf of right values: the last that is blamed
     pairs: list[Pair] = []
-    for is_last in (False, True):
+    for is_last, is_open in product((False, True), (True, False)):
         chosen = [
-            [source for source in side if _is_unrecorded(program, source) == is_last]
-            for program, side in zip(programs, sources, strict=True)
+            [
+                source
+                for source in side
+                if _is_unrecorded(program, source) == is_last
+                and makes_wrong(program, _begins(program, source), values) == is_open
+            ]
+            for program, side, values in zip(programs, sources, open_to, strict=True)
         ]
         pairs += _pair_sources(programs, chosen)
     faults = _group(programs, [_make_fault(programs, pair, limits) for pair in pairs])
@@ -317,6 +331,11 @@ def _is_same_kind(
             and _leaf_kind(programs[0], own) == _leaf_kind(programs[1], other)
         )
     return programs[0].operation[own.origin] == programs[1].operation[other.origin]
+
+
+def _begins(program: ComparedProgram, source: DoubtSource) -> set[int]:
+    """Return the values with which a source begins."""
+    return {-1 - source.origin} if source.origin < 0 else set(program.makes[source.origin])
 
 
 def _is_unrecorded(program: ComparedProgram, source: DoubtSource) -> bool:

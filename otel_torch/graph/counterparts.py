@@ -69,6 +69,36 @@ def is_beside(program: ComparedProgram, value: int) -> bool:
     return maker >= 0 and bool(program.graph.nodes.inside[maker] != NOTHING)
 
 
+def _outside(program: ComparedProgram, value: int) -> int:
+    """Return a value that the program itself has in the place of one that only a part of a fused
+    operation has: what it was moved from, or the result that was moved from it.
+    """
+    nodes = program.graph.nodes
+    while is_beside(program, value):
+        maker = program.maker[value]
+        moved = [node for node in program.readers[value] if nodes.moves[node]]
+        if nodes.moves[maker] and len(program.reads[maker]) == 1:
+            value = program.reads[maker][0]
+        elif moved and nodes.inside[moved[0]] == NOTHING:
+            value = program.makes[moved[0]][0]
+        else:
+            break
+    return value
+
+
+def _maker(program: ComparedProgram, value: int) -> int:
+    """Return the node that computed a value or what it is a part of, inside of a fused one too.
+
+    One program may write out what the other one fuses, or have three weights in one.
+    """
+    while (node := program.maker[value]) >= 0 and program.graph.nodes.moves[node]:
+        reads = program.reads[node]
+        if len(reads) != 1 or reads[0] < 0 or program.state[reads[0]] == RIGHT:
+            break
+        value = reads[0]
+    return node
+
+
 class _Pairs:
     """Pairs of values, and what follows from them."""
 
@@ -86,6 +116,7 @@ class _Pairs:
             return
         if first.state[reference] == RIGHT and second.state[port] == RIGHT:
             return
+        reference, port = _outside(first, reference), _outside(second, port)
         read = Counterpart(reference, port)
         reference, port = root_of(first, reference), root_of(second, port)
         if reference in self._port_of or port in self.reference_of:
@@ -114,9 +145,11 @@ class _Pairs:
         while self._new:
             reference, port = self._new.popleft()
             first, second = self._programs
-            makers = first.maker[reference], second.maker[port]
-            if min(makers) >= 0 and self._do_the_same(*makers):
-                self.add_nodes(*makers)
+            nearest = first.maker[reference], second.maker[port]
+            furthest = _maker(first, reference), _maker(second, port)
+            for makers in dict.fromkeys((nearest, furthest)):
+                if min(makers) >= 0 and self._do_the_same(*makers):
+                    self.add_nodes(*makers)
             readers = [
                 _by_signature(program, value)
                 for program, value in zip(self._programs, (reference, port), strict=True)

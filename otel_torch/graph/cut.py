@@ -7,14 +7,17 @@ was computed from right values, it is there and nowhere else.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
 from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced
 from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
@@ -88,10 +91,14 @@ def find_cut(
     accused = {
         value
         for another in comparison.faults
-        if another is not fault
+        if another is not fault and another.is_certain and None not in another.places
         for value in begins_of(port, another.port)
     }
+    misplaced = find_misplaced(comparison, fault)
     region, others = _what_makes(port, values, begins, accused)
+    region = tuple(sorted({*region, *misplaced.nodes}))
+    unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
+    others += tuple(-1 - leaf for leaf in sorted(unclear))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)
     length = len({_line(port, node) for node in region})
@@ -117,26 +124,62 @@ def _line(program: ComparedProgram, origin: int) -> int:
     return int(graph.nodes.line[origin] if origin >= 0 else graph.values.line[-1 - origin])
 
 
-def with_repetitions(comparison: GraphComparison, fault: GraphFault, count: int) -> GraphFault:
-    """Return a fault with the first wrong results of its line and operation: layers repeat it."""
+# an operation, and the line that runs it
+OperationLine = tuple[str, tuple[Any, ...] | None]
+
+
+def operation_lines(
+    comparison: GraphComparison, fault: GraphFault
+) -> tuple[set[OperationLine], set[OperationLine]]:
+    """Return with which operations of which lines a fault begins in each program, if not leaves."""
+    first, second = (
+        set()
+        if place is None or place.leaf != NOTHING
+        else {_operation_line(program, place.nodes[0])}
+        for program, place in zip(comparison.programs, fault.places, strict=True)
+    )
+    return first, second
+
+
+def _operation_line(program: ComparedProgram, node: int) -> OperationLine:
+    graph = program.graph
+    line = int(graph.nodes.line[node])
+    operation = graph.operations[graph.nodes.operation[node]]
+    return operation, graph.lines[line] if line >= 0 else None
+
+
+def with_repetitions(
+    comparison: GraphComparison,
+    fault: GraphFault,
+    lines: tuple[Set[OperationLine], Set[OperationLine]],
+    count: int,
+) -> GraphFault:
+    """Return a fault with the first places in which it and others repeat: layers do.
+
+    Args:
+        lines: Of each program, with which the repeated faults begin.
+        count: Of places in each program.
+    """
     places = [
         place
         if place is None or place.leaf != NOTHING
-        else replace(place, nodes=_alike(program, place.nodes[0])[:count])
-        for program, place in zip(comparison.programs, fault.places, strict=True)
+        else replace(
+            place, nodes=tuple(islice(_repeats(program, own, values), count)) or place.nodes
+        )
+        for program, place, own, values in zip(
+            comparison.programs, fault.places, lines, comparison.open_values, strict=True
+        )
     ]
     return replace(fault, reference=places[0], port=places[1])
 
 
-def _alike(program: ComparedProgram, node: int) -> tuple[int, ...]:
-    """Return the nodes of the same line and operation of which a result is not right."""
-    lines, operations = program.graph.nodes.line, program.operation
-    return tuple(
-        again
-        for again in np.flatnonzero(lines == lines[node]).tolist()
-        if operations[again] == operations[node]
-        and any(program.state[made] != RIGHT for made in program.makes[again])
-    )
+def _repeats(
+    program: ComparedProgram, lines: Set[OperationLine], values: Set[int]
+) -> Iterator[int]:
+    """Yield the nodes of some lines and operations that make any of some values."""
+    for node, makes in enumerate(program.makes):
+        if not values.isdisjoint(makes) and _operation_line(program, node) in lines:
+            yield node
 
 
 def moved_from(program: ComparedProgram, values: Iterable[int]) -> set[int]:
@@ -187,7 +230,9 @@ def _first_of(program: ComparedProgram, begins: set[int], known: Set[int]) -> li
 def _what_makes(
     program: ComparedProgram, values: list[int], begins: set[int], accused: set[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the nodes that make some values from right ones, and other wrong places among them.
+    """Return the nodes that make some values wrong, and other wrong places among them.
+
+    What they make of right values and of these that are exchanged is right then.
 
     Args:
         begins: What the fault begins with.
@@ -201,15 +246,31 @@ def _what_makes(
         node = program.maker[value]
         reads = [] if node < 0 else [read for read in program.reads[node] if read >= 0]
         before = [read for read in reads if program.state[read] != RIGHT]
-        is_wrong = program.state[value] == WRONG and not before
+        # a weight in another layout looks wrong, too: it has to be accused
+        is_wrong = program.state[value] == WRONG and node >= 0 and not before
         if (is_wrong or value in accused) and value not in begins:
             others.add(-1 - value if node < 0 else node)
         if node < 0:
             continue
         nodes.add(node)
-        for read in before:
-            root = root_of(program, read)
-            if root not in seen:
-                seen.add(root)
-                waiting.append(read)
-    return tuple(sorted(nodes)), tuple(sorted(others))
+        waiting += (read for read in before if read not in seen)
+        seen.update(before)
+    return tuple(_wrong_because_of(program, nodes, values, begins, others)), tuple(sorted(others))
+
+
+def _wrong_because_of(
+    program: ComparedProgram,
+    nodes: set[int],
+    exchanged: list[int],
+    begins: set[int],
+    others: set[int],
+) -> Iterator[int]:
+    """Yield those of some nodes to which something wrong leads that was not exchanged."""
+    wrong = begins | {-1 - origin for origin in others if origin < 0}
+    right = set(exchanged)
+    for node in sorted(nodes):
+        makes = program.makes[node]
+        begins_here = node in others or not begins.isdisjoint(makes)
+        if begins_here or not wrong.isdisjoint(program.reads[node]):
+            yield node
+            wrong.update(made for made in makes if made not in right)

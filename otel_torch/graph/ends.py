@@ -45,7 +45,7 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     was recorded, what is left of both tells nothing.
     """
     counts = _what_counts(programs)
-    ends = [_compare(programs, limits, *pair) for pair in _same_names(programs, counts)]
+    ends = [compare_ends(programs, limits, *pair) for pair in _same_names(programs, counts)]
     by_rows = _same_rows(programs, limits, counts, {pair.port for pair in ends if _fits(pair)})
     compared_by_rows = {pair.port for pair in by_rows}
     ends = [pair for pair in ends if pair.port not in compared_by_rows] + by_rows
@@ -54,7 +54,7 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     names = [program.graph.end_names for program in programs]
     loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
     if programs[0].graph.is_cut == programs[1].graph.is_cut:
-        kept += [_compare(programs, limits, *pair) for pair in _same_content(programs, loose)]
+        kept += [compare_ends(programs, limits, *pair) for pair in _same_content(programs, loose)]
     named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
     # of which ranks have neither a whole nor a part, such as padded rows: it is said
     odd = [pair for pair in ends if pair.error == np.inf and not _is_elsewhere(programs, pair)]
@@ -175,7 +175,7 @@ def _key(program: ComparedProgram, end: int, is_right: bool) -> object:
     return tuple(size for size in program.graph.values.shape[value] if size != 1)
 
 
-def _compare(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:
+def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:
     """Compare two ends; of ends the order of the elements counts, unless the shapes differ."""
     graphs = programs[0].graph, programs[1].graph
     values = int(graphs[0].ends[own]), int(graphs[1].ends[other])

@@ -88,12 +88,13 @@ def find_equal_rows(
         )
         for leaves in (False, True)
     ]
+    computed, leaves = found
     return EqualRows(
-        *(
-            np.concatenate([getattr(part, name) for part in found])
-            for name in ("values", "unmatched", "partner", "error")
-        ),
-        [held for part in found for held in part.holders],
+        np.concatenate([computed.values, leaves.values]),
+        np.concatenate([computed.unmatched, leaves.unmatched]),
+        np.concatenate([computed.partner, leaves.partner]),
+        np.concatenate([computed.error, leaves.error]),
+        computed.holders + leaves.holders,
     )
 
 

@@ -21,6 +21,8 @@ Flags = NDArray[np.bool_]
 ORDER_FREE = ("abs_mean", "mean", "std", "min", "max")
 ABS_MEAN, MEAN, STD, MIN, MAX = range(len(ORDER_FREE))
 NOTHING = -1
+# the operation of a value of the reference that a trial has put in the place of the port's own
+PUT = "otel_torch.put"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,6 +187,13 @@ class Graph:
     dtypes: list[str]
     phases: list[str] = field(default_factory=lambda: ["forward"])
     is_cut: bool = False
+
+    @property
+    def is_put(self) -> Flags:
+        """Which values a trial has put in the place of the program's own."""
+        is_put = [operation == PUT for operation in self.operations]
+        nodes = np.array([*is_put, False])[self.nodes.operation]
+        return np.append(nodes, False)[self.values.maker]
 
     def readers(self) -> Rows:
         """Return the nodes that read each value."""

@@ -166,13 +166,14 @@ def _same_numbers(graphs: tuple[Graph, Graph], sides: tuple[Side, Side], place: 
 def states(graph: Graph, side: Side, informed: Flags, jumps: Flags) -> Indices:
     """Return the state of each value.
 
-    Right: equal to some value of the other program. Doubtful: the same numbers in another order,
-    part of a whole, too little information to say so, or moved from a right value without being
-    equal itself. Wrong: none of these.
+    Right: equal to some value of the other program, or put there as one. Doubtful: the same numbers
+    in another order, part of a whole, too little information to say so, or moved from a right value
+    without being equal itself. Wrong: none of these.
     """
     state = np.full(len(graph.values), WRONG, np.int64)
     state[(side.relation != NONE) | ~informed | (graph.values.numel < 0)] = DOUBTFUL
     state[side.relation >= ROWS] = RIGHT
+    state[graph.is_put] = RIGHT
     state[jumps] = DOUBTFUL
     _doubt_moves(graph, state)
     return state

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 # the list of file names of the values that a run is to keep, one a line
 WANTED = "wanted"
+# before the label of a value, that of what was put in its place
+PUT_LABEL = "put "
 
 
 class ValueKey(NamedTuple):

@@ -363,10 +363,40 @@ def test_what_heals_only_together_is_named_and_the_cast_that_did_it_pointed_at()
     assert "s.bfloat16().float() * 1000" in Path(__file__).read_text().splitlines()[number - 1]
 
 
-def test_a_line_that_is_healed_in_several_layers_at_once_is_said_to_hide_what_is_between() -> None:
+class Chain(nn.Module):
+    """Layers without a residual: a value put between two of them hides all that is before."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], shift: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.activation, self.shift = activation, shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if number == 4:
+                x = x + self.shift
+            x = self.activation(x)
+        return self.layers[0](x)
+
+
+def test_a_line_that_is_healed_in_several_layers_at_once_is_one_fault() -> None:
     answer = otel_torch.bisect(Model(6), Model(6, activation=F.relu, everywhere=True), X)
     assert answer.is_healed and len(answer.faults) == 1 and len(answer.runs) <= 8
-    assert "was healed in several places at once" in answer.report.warnings[0]
+
+
+def test_it_hides_no_fault_between_these_layers() -> None:
+    answer = otel_torch.bisect(Chain(torch.tanh), Chain(torch.sin, 0.5), X)
+    assert answer.is_healed and texts(answer) == ["x = self.activation(x)", "x = x + self.shift"]
+    assert [fault.proof for fault in answer.faults] == ["proven", "proven"]
+    wrong = Chain(torch.sin)
+    with torch.no_grad():
+        wrong.layers[4].weight.mul_(1.5)
+    answer = otel_torch.bisect(Chain(torch.tanh), wrong, X)
+    first, second = answer.faults
+    assert (second.port_module, second.port_tensor) == ("layers.4", "param.weight")
+    assert (first.proof, second.proof) == ("proven", "proven")
 
 
 def test_a_fault_in_two_layers_does_not_hide_one_behind_them() -> None:

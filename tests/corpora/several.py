@@ -23,7 +23,7 @@ from otel_torch.parity.finding import Report
 from otel_torch.rendering.words import plural
 from tests.corpora import corpus_of
 from tests.corpora.bisected import Bisected
-from tests.corpora.case import Case, Right, sides_of
+from tests.corpora.case import Case, Line, Right, in_both, sides_of
 from tests.corpora.judge_lines import describe, grade_line
 from tests.corpora.scores import Corpus
 from tests.corpora.side import side
@@ -31,6 +31,9 @@ from tests.corpora.truth import tensors_in
 
 DRAWN_FROM = ("unseen", "causes", "small")
 MOST_FAULTS = 3
+# one edit that changes many lines: what is right to say of it is its first, and the others are no
+# findings elsewhere
+FURTHER = {"unet_norm_epsilon": in_both(Line("norm"))}
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class FaultyPort:
         corpus: That its faults are from.
         case: Whose port has them all.
         rights: What is right to say of each.
+        further: What may be said besides.
     """
 
     corpus: str
     case: Case
     rights: tuple[Right, ...]
+    further: tuple[Right, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,9 @@ def together(corpus: Corpus, faults: Sequence[Case]) -> FaultyPort | None:
     first = faults[0].reference
     assert first is not None
     sides = sides_of(corpus.name, family, name, capture=first.capture, steps=first.steps)
-    return FaultyPort(corpus.name, Case(name=name, family=family, right=rights[0], **sides), rights)
+    case = Case(name=name, family=family, right=rights[0], **sides)
+    further = (Right(lines=FURTHER[own.name]) for own in faults if own.name in FURTHER)
+    return FaultyPort(corpus.name, case, rights, tuple(further))
 
 
 def _rights(corpus: Corpus, name: str, faults: Sequence[Case]) -> Iterator[Right]:
@@ -148,19 +155,23 @@ def _same(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bo
 
 def judge(port: FaultyPort, answer: Bisection) -> Outcome:
     """Grade an answer."""
-    grades = [
-        [
-            grade_line(right, Report("diverged", first=finding, operations=operations))
-            for right in port.rights
-        ]
+    reports = [
+        Report("diverged", first=finding, operations=operations)
         for finding, operations in zip(answer.faults, answer.operations, strict=True)
     ]
+    grades = [[grade_line(right, report) for right in port.rights] for report in reports]
     shows = [[grade in ("line", "region") for grade in of_finding] for of_finding in grades]
+    is_further = [
+        any(grade_line(right, report) == "line" for right in port.further) for report in reports
+    ]
     return Outcome(
         planted=len(port.rights),
         named=sum("line" in of_fault for of_fault in zip(*grades, strict=True)),
         shown=sum(map(any, zip(*shows, strict=True))),
-        elsewhere=sum(not any(of_finding) for of_finding in shows),
+        elsewhere=sum(
+            not (any(of_finding) or further)
+            for of_finding, further in zip(shows, is_further, strict=True)
+        ),
         proven=sum(finding.proof == "proven" for finding in answer.faults),
         is_healed=answer.is_healed,
         runs=len(answer.runs),

@@ -9,7 +9,7 @@ from typing import Any
 from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equality import TERM
 from otel_torch.graph.explanation import Kind
-from otel_torch.graph.graph import NOTHING, Graph
+from otel_torch.graph.graph import NOTHING, PUT, Graph
 from otel_torch.parity.operations.labels import code_line, short_name
 from otel_torch.parity.sides import Sides
 
@@ -149,10 +149,12 @@ def _value(graph: Graph, value: int) -> str:
     maker = graph.values.maker[value]
     if maker == NOTHING:
         return "a value"
-    operation = short_name(graph.operations[graph.nodes.operation[maker]])
+    operation = graph.operations[graph.nodes.operation[maker]]
     line = code_line(graph, int(graph.nodes.line[maker]))
     where = "" if line is None else f" of {line.file.rpartition('/')[2]}:{line.line}"
-    return f"the result of `{operation}`{where}"
+    if operation == PUT:
+        return f"the exchanged value{where}"
+    return f"the result of `{short_name(operation)}`{where}"
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.equality import LEAST_NUMEL
-from otel_torch.graph.graph import NOTHING, Graph
+from otel_torch.graph.graph import NOTHING, PUT, Graph
 from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
 from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
 from otel_torch.parity.tolerance import half_ulp
@@ -179,7 +179,8 @@ class _GraphFiller:
             whole = row.get("inside")
             builder.add_node(
                 str(row["op"]),
-                [index[number] for number in reads],
+                # nothing comes through to what a trial has put in the place of a value
+                [] if row["op"] == PUT else [index[number] for number in reads],
                 arguments=_argument_text(row.get("args")),
                 moves=bool(row.get("moves")),
                 casts=bool(row.get("casts")),

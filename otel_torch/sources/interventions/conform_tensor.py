@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
 
 import torch
 
@@ -33,26 +35,50 @@ def conform(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     ):
         raise CannotConform("dtype")
     reference = reference.to(device=port.device, dtype=port.dtype)
-    if reference.shape != port.shape:
-        if have_same_order(reference.shape, port.shape):
-            reference = reference.reshape(port.shape)
-        else:
-            reference = _permuted(reference, port)
+    reference = _in_order_of(reference, port)
     return reference.contiguous() if port.is_contiguous() else reference
 
 
-def _permuted(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
-    """Return `reference` with the order of axes that brings it closest to `port`."""
-    if sorted(reference.shape) != sorted(port.shape) or reference.dim() > _MAX_AXES:
+def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
+    """Return `reference` in the shape of `port`, its axes in the order that is nearest if need be.
+
+    Axes of one size look the same in a shape. They are exchanged if only that is near, unless it
+    gives the port's numbers: then their order is what is wrong.
+    """
+    fits = have_same_order(reference.shape, port.shape)
+    if fits and (_is_near(reference.reshape(port.shape), port) or not _has_twin_axes(reference)):
+        return reference.reshape(port.shape)
+    nearest = min(_orders(reference, port), key=lambda own: _distance(own, port), default=None)
+    if nearest is not None and _is_near(nearest, port):
+        has_its_numbers = fits and _is_near(nearest, port, math.sqrt(torch.finfo(port.dtype).eps))
+        if not has_its_numbers:
+            return nearest
+    if not fits:
         raise CannotConform("shape")
-    orders = [
-        order
-        for order in itertools.permutations(range(reference.dim()))
-        if reference.permute(order).shape == port.shape
-    ]
-    port_fp32, reference_fp32 = port.to(torch.float32), reference.to(torch.float32)
-    distances = [float((reference_fp32.permute(order) - port_fp32).norm()) for order in orders]
-    best = min(range(len(orders)), key=distances.__getitem__)
-    if distances[best] > _MAX_DISTANCE * float(port_fp32.norm()):
-        raise CannotConform("shape")
-    return reference.permute(orders[best])
+    return reference.reshape(port.shape)
+
+
+def _has_twin_axes(tensor: torch.Tensor) -> bool:
+    sizes = [size for size in tensor.shape if size > 1]
+    return tensor.is_floating_point() and len(set(sizes)) < len(sizes)
+
+
+def _orders(reference: torch.Tensor, port: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield `reference` with its axes in other orders, in the shape of `port`."""
+    if reference.dim() > _MAX_AXES:
+        return
+    for order in itertools.permutations(range(reference.dim())):
+        moved = reference.permute(order)
+        if moved.shape == port.shape:
+            yield moved
+        elif moved.shape == reference.shape and have_same_order(moved.shape, port.shape):
+            yield moved.reshape(port.shape)
+
+
+def _is_near(reference: torch.Tensor, port: torch.Tensor, limit: float = _MAX_DISTANCE) -> bool:
+    return _distance(reference, port) <= limit * _distance(torch.zeros_like(port), port)
+
+
+def _distance(reference: torch.Tensor, port: torch.Tensor) -> float:
+    dtype = torch.complex64 if port.is_complex() else torch.float32
+    return float((reference.to(dtype) - port.to(dtype)).norm())

@@ -57,11 +57,11 @@ class GraphValues:
         self.not_kept: dict[str, str] = {}
         self.differed: dict[str, dict[str, Any]] = {}
 
-    def meet(self, loop: int, step: int, label: str, tensor: torch.Tensor) -> bool:
+    def meet(self, loop: int, step: int, label: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """Keep a value if it is wanted, and put another in its place if one is given.
 
         Returns:
-            Whether the tensor's content changed.
+            What the tensor held, if something else was put there.
         """
         name = file_name(ValueKey(loop, step, label), self._rank)
         if self._keep is not None and name in self._wanted:
@@ -70,9 +70,10 @@ class GraphValues:
             except Exception as error:  # of no dense dtype, or the disk is full: the graph goes on
                 self.not_kept[name] = _first_line(error)
         if self._put_from is None or name not in self._given:
-            return False
+            return None
+        own = _copy(tensor)
         reason = self.put[name] = self._replace(self._put_from / name, tensor)
-        return reason is None
+        return own if reason is None else None
 
     @torch_private.unobserved
     def _save(self, path: Path, tensor: torch.Tensor) -> None:
@@ -102,6 +103,11 @@ class GraphValues:
         except (RuntimeError, NotImplementedError) as error:
             return _first_line(error)
         return None
+
+
+@torch_private.unobserved
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:

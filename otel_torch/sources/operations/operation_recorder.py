@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from otel_torch import torch_private
+from otel_torch.graph.graph import PUT
+from otel_torch.recording.graph_values import PUT_LABEL
 from otel_torch.sources.operations.arguments import describe_arguments
 from otel_torch.sources.operations.autograd_lines import AutogradLines
 from otel_torch.sources.operations.graph_rows import (
@@ -100,8 +102,8 @@ class OperationRecorder:
     Args:
         places: say which call runs, and what a leaf is.
         add: takes the rows, in order.
-        meet: given each value's loop, step, label and tensor before it is measured; returns whether
-            it has changed what the tensor holds.
+        meet: given each value's loop, step, label and tensor before it is measured; returns what
+            the tensor held, if it has put something else there.
         parts: into how many parts along each axis each value is cut and measured, too; 0 for none.
         rows: whether each row along the last axis of a value is measured, too.
     """
@@ -110,7 +112,7 @@ class OperationRecorder:
         self,
         places: Places,
         add: Callable[[GraphRow], None],
-        meet: Callable[[int, int, str, torch.Tensor], bool] | None = None,
+        meet: Callable[[int, int, str, torch.Tensor], torch.Tensor | None] | None = None,
         parts: int = 0,
         rows: bool = False,
     ) -> None:
@@ -232,14 +234,17 @@ class OperationRecorder:
         reuse = self._reusable(started, made)
         for index, (tensor, is_view) in enumerate(made):
             label = f"op[{number}]" if len(made) == 1 else f"op[{number}][{index}]"
-            measured = UNMEASURED
+            measured, own = UNMEASURED, None
             if not kind.is_collective:
-                if self._has_changed(started.call, label, tensor):
-                    reuse, is_view = None, False
-                measured = reuse or measure_value(tensor, self._columns)
+                own = self._replaced(started.call, label, tensor)
+                measured = reuse or measure_value(tensor if own is None else own, self._columns)
             value = self._new_value(measured)
-            (self.values.see if is_view else self.values.write)(tensor, value)
             row = self._operation_row(started, label, value, index, tensor, measured)
+            if own is not None:
+                self._add(row)
+                self._add_put(started, value, label, tensor)
+                continue
+            (self.values.see if is_view else self.values.write)(tensor, value)
             if kind.is_collective:
                 pending = _Pending(weakref.ref(tensor), value, row)
                 self._pending[memory_of(tensor)].append(pending)
@@ -247,11 +252,28 @@ class OperationRecorder:
             if not kind.is_collective:
                 self._add_parts(started.call, value, tensor)
 
-    def _has_changed(self, call: RecordedCall, label: str, tensor: torch.Tensor) -> bool:
-        """Show a value to who waits for it; return whether it is another one now."""
+    def _replaced(
+        self, call: RecordedCall, label: str, tensor: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Show a value to who waits for it; return it if the tensor holds another one now."""
         if self._meet is None or self.inside.numbers:
-            return False
+            return None
         return self._meet(call.loop, call.step, label, tensor)
+
+    def _add_put(self, started: Started, own: Value, label: str, tensor: torch.Tensor) -> None:
+        """Add what was put in the place of a value."""
+        measured = measure_value(tensor, self._columns)
+        value = self._new_value(measured)
+        fields: dict[str, Any] = {
+            "op": PUT,
+            "args": [{"value": own.number}],
+            "reads": [own.number],
+            "value": value.number,
+            "makes": 0,
+        }
+        self._add_lines(fields, started)
+        self.values.write(tensor, value)
+        self._add(make_row(started.call, f"{PUT_LABEL}{label}", measured, fields))
 
     def _reusable(
         self, started: Started, made: list[tuple[torch.Tensor, bool]]
@@ -356,7 +378,7 @@ class OperationRecorder:
         if named.module is not None:
             call = self._places.in_module(call, named.module, named.model)
         label = f"leaf[{self._next('leaf', call)}]"
-        self._has_changed(call, label, tensor)
+        self._replaced(call, label, tensor)
         measured = measure_value(tensor, self._columns)
         value = self._new_value(measured)
         fields: dict[str, Any] = {"leaf": leaf, "name": named.name, "value": value.number}

@@ -78,7 +78,7 @@ class GraphCapture(Source):
         selection: ModuleSelection,
         events: RunEvents,
         change: Callable[[Any], None] | None = None,
-        meet: Callable[[int, int, str, torch.Tensor], bool] | None = None,
+        meet: Callable[[int, int, str, torch.Tensor], torch.Tensor | None] | None = None,
     ) -> None:
         settings = session.settings
         self._session, self._selection = session, selection

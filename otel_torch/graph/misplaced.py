@@ -1,0 +1,134 @@
+"""Weights and moves that may be at fault in the place of the operation that reads what they made.
+
+`matmul(k, q)` beside `matmul(q, k)`: each value is right in its place, and what exchanged them is
+this line, or whatever made the two, down to their weights. An order is changed by what moves it.
+A weight that is scaled and an operation that scales once more may be a formula written otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from otel_torch.graph.compare import GraphComparison, GraphFault
+from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
+
+
+def acquitted_leaves(comparison: GraphComparison, fault: GraphFault) -> frozenset[int]:
+    """Return the wrong leaves of the port that led to the right values which a fault reads."""
+    program = comparison.programs[1]
+    if fault.port is None or fault.port.leaf != NOTHING:
+        return frozenset()
+    reads = [read for read in program.reads[fault.port.nodes[0]] if read >= 0]
+    _, computed = _moved_from(program, reads)
+    waiting = [
+        read
+        for value in computed
+        if program.state[value] == RIGHT and program.maker[value] >= 0
+        for read in program.reads[program.maker[value]]
+    ]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if value < 0 or value in seen or program.state[value] == RIGHT:
+            continue
+        seen.add(value)
+        if program.maker[value] >= 0:
+            waiting += program.reads[program.maker[value]]
+    return frozenset(
+        value for value in seen if program.maker[value] < 0 and program.state[value] == WRONG
+    )
+
+
+class Misplaced(NamedTuple):
+    """What brought operands of the port's place into it.
+
+    Attributes:
+        nodes: That only moved what the reference's operand is moved from as well.
+        leaves: That may be in each other's place instead, for nothing tells whose they are.
+    """
+
+    nodes: frozenset[int] = frozenset()
+    leaves: frozenset[int] = frozenset()
+
+
+def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
+    """Return what brought the operands of a fault into its place, if both programs do the same."""
+    places = fault.reference, fault.port
+    if any(place is None or place.leaf != NOTHING for place in places):
+        return Misplaced()
+    programs = comparison.programs
+    nodes = [place.nodes[0] for place in places if place is not None]
+    if programs[0].operation[nodes[0]] != programs[1].operation[nodes[1]]:
+        return Misplaced()
+    groups = [set(program.operands(node)) for program, node in zip(programs, nodes, strict=True)]
+    reads = [
+        [
+            read
+            for read, group in zip(program.reads[node], program.operands(node), strict=True)
+            if group != NOTHING and group not in other and program.maker[read] >= 0
+        ]
+        for program, node, other in zip(programs, nodes, groups[::-1], strict=True)
+    ]
+    moves, sources = zip(
+        *(_moved_from(program, own) for program, own in zip(programs, reads, strict=True)),
+        strict=True,
+    )
+    if _groups(programs[0], sources[0]) == _groups(programs[1], sources[1]):
+        return Misplaced(nodes=frozenset(moves[1]))
+    known = _groups(programs[0], _ancestors(programs[0], reads[0]))
+    leaves = (value for value in _ancestors(programs[1], reads[1]) if programs[1].maker[value] < 0)
+    return Misplaced(
+        leaves=frozenset(
+            leaf
+            for leaf in leaves
+            if int(programs[1].side.group[leaf]) not in known and not _is_at_home(programs, leaf)
+        )
+    )
+
+
+def _moved_from(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
+    """Return the nodes that only moved some values, and what they were moved from."""
+    nodes, sources = set(), set()
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        node = program.maker[value]
+        if node >= 0 and program.graph.nodes.moves[node]:
+            nodes.add(node)
+            waiting += (read for read in program.reads[node] if read >= 0)
+        else:
+            sources.add(value)
+    return nodes, sources
+
+
+def _ancestors(program: ComparedProgram, values: Iterable[int]) -> set[int]:
+    ancestors = set(values)
+    waiting = list(ancestors)
+    while waiting:
+        node = program.maker[waiting.pop()]
+        new = (
+            {read for read in program.reads[node] if read >= 0} - ancestors if node >= 0 else set()
+        )
+        ancestors |= new
+        waiting += new
+    return ancestors
+
+
+def _groups(program: ComparedProgram, values: Iterable[int]) -> set[int]:
+    return {int(program.side.group[value]) for value in values}
+
+
+def _is_at_home(programs: tuple[ComparedProgram, ComparedProgram], leaf: int) -> bool:
+    """Return whether the reference has a leaf's content under the same name."""
+    reference, port = programs
+    partner = int(port.side.partner[leaf])
+    if port.state[leaf] != RIGHT or partner < 0:
+        return False
+    return _name(reference, partner) == _name(port, leaf)
+
+
+def _name(program: ComparedProgram, leaf: int) -> tuple[str, str]:
+    graph = program.graph
+    return graph.modules[graph.values.module[leaf]].partition(":")[2], graph.values.name[leaf]

@@ -1,0 +1,30 @@
+"""A value of the reference in the layout of the port's, where the shapes do not say it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from otel_torch.sources.interventions.conform_tensor import CannotConform, conform
+
+REFERENCE = torch.arange(32.0).sin().reshape(2, 4, 4)
+
+
+def test_axes_of_one_size_are_exchanged_where_only_that_is_near() -> None:
+    port = 1.01 * REFERENCE.transpose(1, 2).reshape(8, 4)
+    assert torch.equal(conform(REFERENCE, port), REFERENCE.transpose(1, 2).reshape(8, 4))
+
+
+def test_they_are_not_if_their_order_is_all_that_differs() -> None:
+    assert torch.equal(conform(REFERENCE, REFERENCE.transpose(1, 2).contiguous()), REFERENCE)
+
+
+def test_they_are_not_if_nothing_is_near() -> None:
+    assert torch.equal(conform(REFERENCE, REFERENCE.flip(0, 1, 2)), REFERENCE)
+
+
+def test_another_shape_needs_a_near_order() -> None:
+    reference = REFERENCE.reshape(4, 8)
+    assert torch.equal(conform(reference, 1.01 * reference.T), reference.T)
+    with pytest.raises(CannotConform):
+        conform(reference, -reference.T)
