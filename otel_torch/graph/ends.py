@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances
+from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, PART, ROWS, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
@@ -217,24 +218,26 @@ def _same_rows(
     """Pair the other ends of the port with one of the reference whose rows are as long, where the
     programs compute the same tokens in other batches.
 
-    An end is right if its rows are elsewhere in the other program.
+    An end is right if its rows are in ends of the reference, whatever these are called.
     """
+    graphs = programs[1].graph, programs[0].graph
+    ends = {int(graphs[0].ends[end]): end for end in counts[1] if end not in fitting}
+    chosen = [np.zeros(len(graph.values), bool) for graph in graphs]
+    chosen[0][list(ends)] = True
+    chosen[1][graphs[1].ends[counts[0]]] = True
+    found = find_equal_rows(*graphs, (limits[1], limits[0]), *chosen)
+    are_right = found.are_all(programs[0].state == RIGHT)
     pairs = []
-    measured = [set(program.graph.values.rows.owner.tolist()) for program in programs]
-    for other in (end for end in counts[1] if end not in fitting):
-        value = int(programs[1].graph.ends[other])
-        same = [
-            own
-            for own in counts[0]
-            if _have_same_rows(programs, (int(programs[0].graph.ends[own]), value))
-        ]
-        if value in measured[1] and same:
-            reference = int(programs[0].graph.ends[same[0]])
-            error = float(np.nan_to_num(programs[1].side.unmatched[value], nan=1.0))
-            limit = float(np.hypot(limits[0][reference], limits[1][value]))
-            is_right = programs[1].state[value] == RIGHT
-            name = programs[1].graph.end_names[other]
-            pairs.append(EndPair(name, same[0], other, error, limit, bool(is_right)))
+    for value, share, is_right in zip(
+        found.values.tolist(), found.unmatched.tolist(), are_right.tolist(), strict=True
+    ):
+        for own in counts[0]:
+            reference = int(graphs[1].ends[own])
+            if _have_same_rows(programs, (reference, value)):
+                limit = float(np.hypot(limits[0][reference], limits[1][value]))
+                name = graphs[0].end_names[ends[value]]
+                pairs.append(EndPair(name, own, ends[value], share, limit, is_right))
+                break
     return pairs
 
 

@@ -48,7 +48,8 @@ class EqualRows:
             is_whole: Of the other program's values, which have no row that is not in this one.
         """
         no_more = [len(held) > 0 and bool(is_whole[held].all()) for held in self.holders]
-        return (self.unmatched == 0) | np.array(no_more, bool)
+        are_all: Flags = (self.unmatched == 0) | np.array(no_more, bool)
+        return are_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,7 @@ class _DistinctRows:
 
 
 def find_equal_rows(
-    own: Graph, other: Graph, limits: tuple[Floats, Floats], chosen: Flags
+    own: Graph, other: Graph, limits: tuple[Floats, Floats], chosen: Flags, among: Flags
 ) -> EqualRows:
     """Return which rows of one program the other has, too: of what it computed in what the other
     computed, of leaves in leaves. Any row of an embedding is one of its weight's.
@@ -79,12 +80,13 @@ def find_equal_rows(
         own, other: Two programs.
         limits: The largest relative error of each value of both.
         chosen: The values of the first program that are asked for.
+        among: The values of the second one that are looked through.
     """
     is_leaf = [graph.values.maker < 0 for graph in (own, other)]
     found = [
         _find(
             _distinct(own.values.rows, limits[0], chosen & (is_leaf[0] == leaves)),
-            _distinct(other.values.rows, limits[1], is_leaf[1] == leaves),
+            _distinct(other.values.rows, limits[1], among & (is_leaf[1] == leaves)),
         )
         for leaves in (False, True)
     ]

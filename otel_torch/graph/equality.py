@@ -421,7 +421,8 @@ def _find_rows(
     for place, side in enumerate(sides):
         pair, pair_limits = (graphs[place], graphs[1 - place]), (limits[place], limits[1 - place])
         is_open = informed[place] & (side.relation == NONE)
-        found.append(find_equal_rows(*pair, pair_limits, is_open))
+        among = np.ones(len(pair[1].values), bool)
+        found.append(find_equal_rows(*pair, pair_limits, is_open, among))
         side.take_shares(found[-1])
     are_whole = [(side.relation != NONE) | (side.unmatched == 0) for side in sides]
     for place, side in enumerate(sides):

@@ -25,7 +25,8 @@ def graph_of(*contents: np.ndarray, leaves: int = 0) -> Graph:
 
 def find(own: Graph, other: Graph, limit: float = 1e-6):
     limits = np.full(len(own.values), limit), np.full(len(other.values), limit)
-    return find_equal_rows(own, other, limits, np.ones(len(own.values), bool))
+    every = [np.ones(len(graph.values), bool) for graph in (own, other)]
+    return find_equal_rows(own, other, limits, *every)
 
 
 def test_rows_are_found_in_any_order_and_in_several_values() -> None:
