@@ -618,6 +618,15 @@ class Settings:
         "`otel-torch bisect` sets it for one process beside several ranks.",
         shown="off",
     )
+    exchange: str | None = _setting(
+        "OTEL_TORCH_EXCHANGE",
+        _path,
+        "",
+        "File that says which code of another version runs in place of the program's own, and "
+        "which attributes of torch are set. `otel-torch bisect` sets it between two versions. This "
+        "changes the program's numbers.",
+        shown="off",
+    )
     nvtx: bool = _setting(
         "OTEL_TORCH_NVTX",
         _switch,
