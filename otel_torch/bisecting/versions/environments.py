@@ -81,7 +81,7 @@ def list_environment(python: str) -> PythonEnvironment:
         done = subprocess.run([python, "-P", "-c", _LIST], capture_output=True, text=True)
     except OSError as error:
         raise UnusableEnvironment(f"{python}: {error.strerror}") from None
-    if done.returncode:
+    if done.returncode or not done.stdout:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise UnusableEnvironment(f"{python} cannot be listed, it needs Python 3.11: {last}")
     version, packages, lacks = json.loads(done.stdout.splitlines()[-1])

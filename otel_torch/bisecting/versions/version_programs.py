@@ -71,7 +71,6 @@ class VersionPrograms:
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
         """Run one side as it is, or with what is exchanged by `taken_back`."""
         index = 0 if side == "reference" else 1
-        self._commands.surroundings[side] = self.surroundings[index]
         if "exchange" not in settings:
             self._set_variables(side, index, ())
             settings = {**settings, "exchange": self._write_plan(side, index)}
