@@ -32,6 +32,7 @@ from otel_torch.cli.run import find_program
 from otel_torch.parity.report.text import DEFAULT_WIDTH
 from otel_torch.parity.sides import Sides
 from otel_torch.process.console import say
+from otel_torch.rendering.next_step import NextStep
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size
 from otel_torch.rendering.writable import check_writable
@@ -138,12 +139,33 @@ def run_versions(arguments: argparse.Namespace) -> int:
             steps = None if arguments.step is None else str(arguments.step)
             options = RunOptions(arguments.noise, arguments.tolerance, steps)
             answer = bisect_versions(programs, options, commits, make_teller(progress))
+    if answer.verdict == "diverged":
+        answer.bisection.report.following = [_again(arguments, words)]
     _write(arguments, answer)
     if answer.verdict == "incomparable":
         say(f"incomparable: {answer.bisection.report.reason}")
     elif not arguments.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return EXIT_STATUS[answer.verdict]
+
+
+def _again(arguments: argparse.Namespace, words: Sequence[str]) -> NextStep:
+    """Return the command to run once the program or the package is mended: the same one again."""
+    names = ("python_a", "python_b", "commit_a", "commit_b", "step", "tolerance")
+    given = {name: getattr(arguments, name) for name in names}
+    options = [
+        word
+        for name, value in given.items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    for setting in arguments.setting:
+        options += ["--setting", f"{setting.name}={','.join(setting.values)}"]
+    return NextStep(
+        ["otel-torch", "bisect", *options, "--", *words],
+        "mend the change, or what relies on the old code, and run this again",
+        "status 0: verdict match, or the next changes",
+    )
 
 
 def make_command(words: Sequence[str], python: str | None) -> list[str]:

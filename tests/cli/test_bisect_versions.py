@@ -107,8 +107,8 @@ def test_the_function_is_named_with_its_patch_and_proven(
         "function",
         "proven",
     )
-    assert change["reference"] == {"file": str(installed[0]), "line": 9}
-    assert change["port"] == {"file": str(installed[1]), "line": 6}
+    assert change["reference"] == {"file": "old/tinynet/__init__.py", "line": 9}
+    assert change["port"] == {"file": "new/tinynet/__init__.py", "line": 6}
     assert "@@ -9,2 +6,3 @@" in change["patch"]
     assert answer["suspects"] == [{"name": "tinynet", "versions": ["1.0", "2.0"]}]
     assert answer["verdict"] == "diverged" and answer["healed"] and answer["candidates"] == 3

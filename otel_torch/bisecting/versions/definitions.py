@@ -96,7 +96,7 @@ def definitions_of(source: str) -> dict[str, Definition]:
     Raises:
         SyntaxError: It is no Python.
     """
-    tree = _Plain().visit(ast.parse(source))
+    tree = without_annotations(ast.parse(source))
     counts: Counter[str] = Counter()
     definitions = {}
     for definition in _definitions(tree.body, ""):
@@ -127,6 +127,12 @@ def _definitions(body: list[ast.stmt], owner: str) -> Iterator[Definition]:
         else:
             for block in inner_blocks(node):
                 yield from _definitions(block, owner)
+
+
+def without_annotations(tree: ast.Module) -> ast.Module:
+    """Take docstrings, and annotations of functions, out of a tree; return it."""
+    plain: ast.Module = _Plain().visit(tree)
+    return plain
 
 
 def first_line(node: ast.stmt) -> int:

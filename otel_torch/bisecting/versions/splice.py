@@ -18,6 +18,7 @@ from otel_torch.bisecting.versions.definitions import (
     definitions_of,
     first_line,
     inner_blocks,
+    without_annotations,
 )
 
 # the name of the unit that is a whole module
@@ -128,8 +129,14 @@ class ModuleSplice:
         helpers: dict[str, str] = {}
 
         def add(text: str) -> None:
-            for name in _needed_names(text):
+            tree = ast.parse(text)
+            every = _needed_names(tree)
+            computing = _needed_names(without_annotations(tree))
+            for name in every:
                 if name in bound or name in helpers or hasattr(builtins, name):
+                    continue
+                if name not in computing:
+                    helpers[name] = f"{name} = object"  # anything will do for an annotation
                     continue
                 if name not in available:
                     if has_star or name.startswith("__"):
@@ -204,11 +211,11 @@ def _import_alone(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
 
 
-def _needed_names(text: str) -> list[str]:
+def _needed_names(tree: ast.AST) -> list[str]:
     """Return the names that a text reads and does not bind itself, in order."""
     read: dict[str, None] = {}
     bound: set[str] = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
                 read[node.id] = None

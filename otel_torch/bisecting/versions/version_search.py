@@ -68,7 +68,7 @@ def bisect_versions(
         programs.settings,
     )
     try:
-        _Search(programs, options, commits, tell, answer).run()
+        _VersionSearch(programs, options, commits, tell, answer).run()
     except RunFailed as error:
         answer.bisection.report = Report("incomparable", str(error))
     return answer
@@ -85,7 +85,7 @@ class _Unit(NamedTuple):
     reason: str | None = None
 
 
-class _Search:
+class _VersionSearch:
     def __init__(
         self,
         programs: VersionPrograms,
@@ -292,6 +292,8 @@ class _Search:
         path = self._versions.files[place.file][side]
         if path is None:
             return None
+        if path.is_relative_to(Path.cwd()):  # as the graph names its lines
+            path = path.relative_to(Path.cwd())
         if place.name == WHOLE_MODULE:
             return CodeLine(str(path), 1, "", "")
         definition = self._versions.splice_of(place.file).definitions[side].get(place.name)

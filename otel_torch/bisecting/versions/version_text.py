@@ -7,6 +7,7 @@ from otel_torch.bisecting.versions.version_answer import FoundChange, VersionBis
 from otel_torch.parity.finding import CodeLine
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.text import DEFAULT_WIDTH
+from otel_torch.parity.report.text_finding import next_step_block
 from otel_torch.parity.report.wording import format_error
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
@@ -23,7 +24,11 @@ def render_version_bisection(
     screen = Screen(color, width, None)
     blocks = [_suspects(answer, screen), _first_line(answer, screen)]
     blocks += [_change(change, screen) for change in answer.changes]
-    blocks += [_excluded(answer, screen), [*list_runs(answer.bisection, screen), _verdict(answer)]]
+    blocks += [
+        _excluded(answer, screen),
+        next_step_block(answer.bisection.report, screen),
+        [*list_runs(answer.bisection, screen), _verdict(answer)],
+    ]
     lines = [line for block in blocks if block for line in ("", *block)]
     return "\n".join(lines[1:])
 

@@ -114,3 +114,8 @@ def test_what_needs_a_name_of_its_class_is_exchanged_with_it() -> None:
 def test_indentation_follows_the_new_module() -> None:
     new = "if True:\n    def mix(x, y):\n        return 0\n"
     assert run({"mix"}, OLD, new)["mix"](1, 1) == 1.5
+
+
+def test_a_name_that_only_an_annotation_has_is_not_imported() -> None:
+    old = "from gone import Kind\n\ndef f(x: Kind) -> Kind:\n    y: Kind = x + 1\n    return y\n"
+    assert run({"f"}, old, "def f(x):\n    return x\n")["f"](1) == 2

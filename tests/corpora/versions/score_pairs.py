@@ -18,7 +18,12 @@ from tests.corpora.versions.tiny_environments import install, make_environment
 # what some packages need and the shared environment has not
 _NEEDED = {
     "kornia": ["kornia_rs"],
-    "transformers": ["httpx==0.28.1", "httpcore==1.0.9", "tokenizers==0.22.2"],
+    "transformers": [
+        "httpx==0.28.1",
+        "httpcore==1.0.9",
+        "tokenizers==0.22.2",
+        "huggingface_hub==1.33.0",
+    ],
 }
 _MOST_RUNS = 12
 
