@@ -626,6 +626,15 @@ class Settings:
         "tokens in other batches, or deals them to ranks. `otel-torch bisect` sets it where the "
         "programs divide their work otherwise.",
     )
+    exchange: str | None = _setting(
+        "OTEL_TORCH_EXCHANGE",
+        _path,
+        "",
+        "File that says which code of another version runs in place of the program's own, and "
+        "which attributes of torch are set. `otel-torch bisect` sets it between two versions. This "
+        "changes the program's numbers.",
+        shown="off",
+    )
     nvtx: bool = _setting(
         "OTEL_TORCH_NVTX",
         _switch,

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from otel_torch.bisecting.runs import ProgramRun, RunFailed, SideName, find_recordings
@@ -22,6 +23,14 @@ _GRACE_S = 5.0
 # how often the time of a run is shown anew
 _TICK_S = 0.2
 _LAST_LINES = 3
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Where a program runs: its folder, None for this one, and further environment variables."""
+
+    folder: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class CommandPrograms:
@@ -52,13 +61,17 @@ class CommandPrograms:
         }
         self.folder, self._timeout, self._resumes, self._tell = folder, timeout, resumes, tell
         self.runs: list[ProgramRun] = []
+        self.surroundings: dict[SideName, Surroundings] = {
+            "reference": Surroundings(),
+            "port": Surroundings(),
+        }
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
         """Run a command. Raises RunFailed if it ends otherwise than with 0, or records nothing."""
         command = self._commands[side]
         number = len(self.runs) + 1
         folder = self.folder / f"{number}-{side}"
-        mark = _mark(command, settings)
+        mark = _mark(command, {**settings, **self.surroundings[side].variables})
         seconds = _finished(folder / _DONE, mark) if self._resumes else None
         if seconds is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -85,7 +98,8 @@ class CommandPrograms:
         title: str,
         settings: Mapping[str, str],
     ) -> float:
-        environment = _environment(settings, folder)
+        surroundings = self.surroundings[side]
+        environment = _environment(settings, folder, surroundings.variables)
         expected = next((run.seconds for run in reversed(self.runs) if run.side == side), None)
         began = time.monotonic()
         with (folder / OUTPUT).open("wb") as output:
@@ -93,6 +107,7 @@ class CommandPrograms:
                 process = subprocess.Popen(
                     command,
                     env=environment,
+                    cwd=surroundings.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -123,13 +138,16 @@ class CommandPrograms:
                 continue
 
 
-def _environment(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
+def _environment(
+    settings: Mapping[str, str], folder: Path, variables: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment of a recorded run, which sends nothing and takes no other setting."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OTEL_", "FASTVIDEO_TRACE_", "TRACEPARENT"))
     }
+    environment |= variables
     enable_recording(environment)
     environment["OTEL_TORCH_JSONL"] = str(folder.resolve() / "recording.jsonl")
     for name, value in settings.items():

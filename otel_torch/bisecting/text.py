@@ -37,7 +37,7 @@ def render_bisection(bisection: Bisection, *, color: bool, width: int = DEFAULT_
         report = replace(bisection.report, environment=[])  # said above
         text = render_text(report, color=color, width=width)
         gap = [""] if before else []
-        return "\n".join([*before, *gap, *text.splitlines(), *_runs(bisection, screen)])
+        return "\n".join([*before, *gap, *text.splitlines(), *list_runs(bisection, screen)])
     blocks = [before]
     blocks += [
         _fault(bisection, index, finding, screen) for index, finding in enumerate(bisection.faults)
@@ -183,10 +183,11 @@ def _verdict(bisection: Bisection, screen: Screen) -> list[str]:
     else:
         summary = f"{counts}; whether the port differs elsewhere, too, is not known"
     verdict = screen.paint(bisection.verdict, "red")
-    return [*_runs(bisection, screen), f"{verdict}: {summary}"]
+    return [*list_runs(bisection, screen), f"{verdict}: {summary}"]
 
 
-def _runs(bisection: Bisection, screen: Screen) -> list[str]:
+def list_runs(bisection: Bisection, screen: Screen) -> list[str]:
+    """Return how many runs there were, and a line for each."""
     runs = bisection.runs
     if not runs:
         return []

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.processes import CommandPrograms
 from otel_torch.bisecting.recorded_programs import RunOptions
 from otel_torch.bisecting.search import Options, bisect_programs
 from otel_torch.bisecting.text import render_bisection
+from otel_torch.cli.bisect_runs import end_with_what_runs, make_teller, prepare_folder
+from otel_torch.cli.bisect_versions import (
+    add_version_arguments,
+    asks_for_versions,
+    run_versions,
+)
 from otel_torch.cli.diff import EXIT_STATUS, parse_tolerance
 from otel_torch.cli.main import BadInput
 from otel_torch.cli.report_files import (
@@ -68,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_tolerance,
         help="relative L2 error that always matches, such as 1e-4",
     )
+    add_version_arguments(parser)
     runs = parser.add_argument_group("runs")
     runs.add_argument(
         "--timeout", metavar="SECONDS", type=float, help="end a run that takes longer, and stop"
@@ -122,22 +126,26 @@ def split_commands(words: list[str]) -> tuple[list[str], list[str]]:
     return commands[0], commands[1]
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run both commands as often as needed, and print the answer."""
-    reference, port = split_commands(arguments.commands)
-    for command in (reference, port):
-        find_program(command[0])
+def _check_outputs(arguments: argparse.Namespace) -> None:
     json_file = None if arguments.json == "-" else arguments.json
     for output in (arguments.html, json_file, *report_files(arguments)):
         if output is not None:
             check_writable(Path(output))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run both commands as often as needed, and print the answer."""
+    if asks_for_versions(arguments):
+        return run_versions(arguments)
+    reference, port = split_commands(arguments.commands)
+    for command in (reference, port):
+        find_program(command[0])
+    _check_outputs(arguments)
     folder: Path = arguments.out
-    if folder.exists() and not arguments.resume:
-        _clear(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_folder(folder, resumes=arguments.resume)
     steps = None if arguments.step is None else str(arguments.step)
     options = Options(RunOptions(arguments.noise, arguments.tolerance, steps), arguments.module)
-    signal.signal(signal.SIGTERM, _interrupt)  # what runs is ended, too
+    end_with_what_runs()
     with Progress() as progress:
         programs = CommandPrograms(
             reference,
@@ -147,7 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
             resumes=arguments.resume,
             tell=progress,
         )
-        bisection = bisect_programs(programs, options, _teller(progress))
+        bisection = bisect_programs(programs, options, make_teller(progress))
     if bisection.verdict == "diverged":
         bisection.report.following = [_again(arguments, reference, port)]
     _write(arguments, bisection)
@@ -174,29 +182,6 @@ def _again(arguments: argparse.Namespace, reference: list[str], port: list[str])
         "mend the lines of the port, and run this again",
         "status 0: verdict match, or the next faults",
     )
-
-
-def _clear(folder: Path) -> None:
-    """Delete what an earlier call left; raise BadInput for a folder that holds something else."""
-    names = {path.name for path in folder.iterdir()}
-    strange = [name for name in sorted(names) if not re.fullmatch(r"\d+-\w+|put-\d+|kept", name)]
-    if strange:
-        raise BadInput(f"{folder} holds {strange[0]}, which is no run: choose another with --out")
-    shutil.rmtree(folder)
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _teller(progress: Progress) -> Callable[[str], None]:
-    """Return what prints a line of what is known so far."""
-
-    def tell(text: str) -> None:
-        progress.clear()
-        say(text)
-
-    return tell
 
 
 def _write(arguments: argparse.Namespace, bisection: Bisection) -> None:

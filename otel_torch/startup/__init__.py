@@ -35,6 +35,7 @@ def main() -> None:
         elif switch in ON:
             _started = True
             name_this_run()
+            _exchange_code()
             _record_after_import()
         else:
             _reject_switch()
@@ -52,6 +53,14 @@ def name_this_run() -> None:
 def report_failed_start(error: Exception) -> None:
     """Print the line for a start that failed."""
     _say(f"cannot start: {type(error).__name__}: {error}; the program runs on unrecorded")
+
+
+def _exchange_code() -> None:
+    plan = os.environ.get("OTEL_TORCH_EXCHANGE")
+    if plan:
+        from otel_torch.code_exchange.follow_plan import follow_plan
+
+        follow_plan(plan)
 
 
 def _record_after_import() -> None:

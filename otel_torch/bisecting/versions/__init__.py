@@ -1,0 +1,1 @@
+"""One program with two versions of what it uses: which change makes its numbers differ."""

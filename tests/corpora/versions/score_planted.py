@@ -1,0 +1,174 @@
+"""Scores planted faults: python -m tests.corpora.versions.score_planted FOLDER [--draws 20]
+
+FOLDER receives the packages (pip), environments and runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401 - forks of this process need it
+
+from tests.corpora.versions.planted import PlantedFault, plant
+from tests.corpora.versions.tiny_environments import install, make_environment
+
+HARMLESS = 40
+PROGRAMS = {
+    "timm": (
+        "timm==1.0.31",
+        """\
+import hashlib, timm, timm.loss, timm.optim, torch
+torch.manual_seed(0)
+model = timm.create_model(
+    "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=24, num_heads=3,
+    global_pool="avg", qk_norm=True, init_values=0.5, num_classes=5, class_token=True,
+).train()
+other = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(4, 4, 8, 8), num_classes=5).train()
+x = torch.randn(2, 3, 32, 32)
+optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=1e-2, weight_decay=0.1)
+loss = timm.loss.LabelSmoothingCrossEntropy(0.1)(model(x) + other(x), torch.tensor([1, 3]))
+loss.backward()
+optimizer.step()
+weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print("HASH", hashlib.md5(weights + loss.detach().numpy().tobytes()).hexdigest())
+""",
+    ),
+    "diffusers": (
+        "diffusers==0.42.1",
+        """\
+import hashlib, torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, UNet2DConditionModel
+torch.manual_seed(0)
+model = UNet2DConditionModel(
+    sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4,
+    cross_attention_dim=8, attention_head_dim=4,
+    down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+    up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+).eval()
+x, text = torch.randn(1, 4, 8, 8), torch.randn(1, 3, 8)
+ends = []
+with torch.no_grad():
+    for scheduler in (DDIMScheduler(), DPMSolverMultistepScheduler(use_karras_sigmas=True)):
+        scheduler.set_timesteps(2)
+        sample = x
+        for step in scheduler.timesteps:
+            sample = scheduler.step(model(sample, step, text).sample, step, sample).prev_sample
+        ends.append(sample.numpy().tobytes())
+print("HASH", hashlib.md5(b"".join(ends)).hexdigest())
+""",
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--draws", type=int, default=20, help="of each package")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    for name in PROGRAMS:
+        if options.only in name:
+            _score(name, options)
+
+
+def _score(name: str, options: argparse.Namespace) -> None:
+    requirement, program = PROGRAMS[name]
+    folder: Path = options.folder.resolve() / f"planted-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    old = install(requirement, options.folder.resolve())
+    new = folder / "new"
+    (folder / "train.py").write_text(program)
+    pythons = [make_environment(folder / x, [own]) for x, own in (("a", old), ("b", new))]
+    right = _hash(old, folder)
+    ran = _functions_that_ran(pythons[0], old, folder)
+    draw = random.Random(options.seed)
+    for number in range(options.draws):
+        while True:
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.copytree(old, new, ignore=shutil.ignore_patterns("__pycache__"))
+            fault = plant(new, ran, HARMLESS, draw)
+            got = _hash(new, folder)
+            if got not in (None, right):
+                break
+        answer = _bisect(pythons, folder)
+        print(json.dumps({"package": name, "draw": number, **_grade(fault, answer)}), flush=True)
+
+
+def _hash(package: Path, folder: Path) -> str | None:
+    """Return the hash of what the program computes, None if it fails.
+
+    In a fork of this process, which has torch already: most of a run is its import.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.path.insert(0, str(package))
+        try:
+            runpy.run_path(str(folder / "train.py"), run_name="__main__")
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        lines = [line for line in stream.read().splitlines() if line.startswith("HASH")]
+    os.waitpid(child, 0)
+    return lines[-1] if lines else None
+
+
+def _functions_that_ran(python: Path, package: Path, folder: Path) -> list[tuple[str, str]]:
+    code = (
+        "import runpy, sys\nsys.path.insert(0, '.')\n"
+        "from otel_torch.code_exchange.executed_functions import note_executed\n"
+        f"note_executed([{str(package)!r}], 'ran')\n"
+        "runpy.run_path('train.py', run_name='__main__')\n"
+    )
+    shutil.rmtree(folder / "ran", ignore_errors=True)
+    root = Path(__file__).parents[3]
+    environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    subprocess.run([python, "-c", code], cwd=folder, env=environment, check=True)
+    lines = [json.loads(line) for own in (folder / "ran").iterdir() for line in own.open()]
+    return [
+        (str(Path(file).relative_to(package)), name) for file, name, *_ in lines if "<" not in name
+    ]
+
+
+def _bisect(pythons: list[Path], folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "otel_torch", "bisect", "--json", "-", "--out", "runs"]
+    command += ["--python-a", str(pythons[0]), "--python-b", str(pythons[1]), "--", "train.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _grade(fault: PlantedFault, answer: dict[str, Any]) -> dict[str, Any]:
+    names = [change["name"] for change in answer["changes"]]
+    right = (
+        f"{fault.file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}.{fault.name}"
+    )
+    return {
+        "is_right": names == [right] and answer["healed"],
+        "fault": right,
+        "what": fault.what,
+        "named": names,
+        "healed": answer["healed"],
+        "verdict": answer["verdict"],
+        "reason": answer["reason"],
+        "runs": len(answer["runs"]) + len(answer["failed"]) + bool(answer["crash"]),
+        "candidates": answer["candidates"],
+    }
+
+
+if __name__ == "__main__":
+    main()
