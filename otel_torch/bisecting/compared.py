@@ -149,13 +149,10 @@ class ComparedRuns:
         return all(rank.comparison.is_match for rank in self.ranks)
 
     @property
-    def divide_otherwise(self) -> bool:
-        """Whether the programs may have each other's rows, which were not measured: they are one
-        process beside ranks and differ, or no end of one has the size of the other's.
-        """
+    def may_share_rows(self) -> bool:
+        """Whether no end of one program has the size of the other's, and rows were not measured."""
         comparison = self.leading.comparison
-        is_told = comparison.is_match if self.leading.is_divided else comparison.is_comparable
-        return not (is_told or comparison.has_rows)
+        return not (comparison.is_comparable or comparison.has_rows)
 
     @property
     def leading(self) -> ComparedRank:

@@ -103,7 +103,7 @@ class RecordedPrograms:
         if is_one_beside_several(reference, port):
             reference, port = self._cut(reference, port)
         compared = self.compare(reference, port)
-        if compared.divide_otherwise:
+        if compared.may_share_rows:
             reference, port = self._by_rows(reference, port)
             compared = self.compare(reference, port)
         if self._wants_noise(compared):
@@ -126,9 +126,8 @@ class RecordedPrograms:
 
         Tokens that one program computes at once may be spread over all steps of the other.
         """
-        is_split = is_one_beside_several(reference, port)
         rows = {"graph_rows": "on"}
-        if not is_split and self._options.steps is None:
+        if self._options.steps is None:
             rows["steps"] = _EVERY_STEP
         for settings in self._settings.values():
             settings |= rows

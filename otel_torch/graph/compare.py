@@ -18,7 +18,13 @@ from otel_torch.graph.blame import (
     find_sources,
 )
 from otel_torch.graph.distances import relative_distances
-from otel_torch.graph.ends import EndPair, in_order, pair_ends, values_of_ends
+from otel_torch.graph.ends import (
+    EndPair,
+    count_lacked_rows,
+    in_order,
+    pair_ends,
+    values_of_ends,
+)
 from otel_torch.graph.equality import find_equal
 from otel_torch.graph.error_model import (
     JUMP,
@@ -104,6 +110,8 @@ class GraphComparison:
         unpaired_ends: Names of ends that only one program has, of each.
         limits: The largest legal relative error of each value, in its own program.
         open_values: The values of each program that make an end wrong, though some were exchanged.
+        lacked_rows: How many rows of the reference's ends are in no end of the port, where ends
+            were compared by rows.
     """
 
     programs: tuple[ComparedProgram, ComparedProgram]
@@ -112,6 +120,7 @@ class GraphComparison:
     unpaired_ends: list[list[str]]
     limits: tuple[Floats, Floats]
     open_values: tuple[Set[int], Set[int]]
+    lacked_rows: int
 
     @property
     def graphs(self) -> tuple[Graph, Graph]:
@@ -203,7 +212,8 @@ def compare_graphs(
     wrong = [pair for pair in (*ends, *replaced) if not pair.is_right]
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, wrong, limits, rules, open_to)
-    return GraphComparison(programs, faults, ends, unpaired, limits, open_to)
+    lacked = count_lacked_rows(programs, limits, ends)
+    return GraphComparison(programs, faults, ends, unpaired, limits, open_to, lacked)
 
 
 def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
-from otel_torch.graph.equality import LEAST_NUMEL, PART, ROWS, TERM, same_numbers
+from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
 from otel_torch.graph.states import RIGHT, ComparedProgram
@@ -26,7 +26,11 @@ Limits = tuple[Floats, Floats]
 
 @dataclass(frozen=True, slots=True)
 class EndPair:
-    """Two ends that should be equal: indices into each graph's ends, error, limit."""
+    """Two ends that should be equal: indices into each graph's ends, error, limit.
+
+    Attributes:
+        is_by_rows: The rows of one are looked for in the other program's ends.
+    """
 
     name: str
     reference: int
@@ -34,6 +38,7 @@ class EndPair:
     error: float
     limit: float
     is_right: bool
+    is_by_rows: bool = False
 
 
 def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[list[str]]]:
@@ -236,9 +241,23 @@ def _same_rows(
             if _have_same_rows(programs, (reference, value)):
                 limit = float(np.hypot(limits[0][reference], limits[1][value]))
                 name = graphs[0].end_names[ends[value]]
-                pairs.append(EndPair(name, own, ends[value], share, limit, is_right))
+                pairs.append(EndPair(name, own, ends[value], share, limit, is_right, True))
                 break
     return pairs
+
+
+def count_lacked_rows(programs: Programs, limits: Limits, pairs: Sequence[EndPair]) -> int:
+    """Return how many rows of the reference's ends are in no end of the port, of ends that were
+    compared by rows: the reference computed more.
+    """
+    graphs = programs[0].graph, programs[1].graph
+    chosen = [np.zeros(len(graph.values), bool) for graph in graphs]
+    by_rows = [pair for pair in pairs if pair.is_by_rows]
+    for side, values in enumerate(values_of_ends(programs, by_rows)):
+        chosen[side][values] = True
+    found = find_equal_rows(*graphs, limits, *chosen)
+    counts = [math.prod(graphs[0].values.shape[value][:-1]) for value in found.values.tolist()]
+    return round(float(np.dot(found.unmatched, counts)))
 
 
 def _have_same_rows(programs: Programs, values: tuple[int, int]) -> bool:
@@ -250,14 +269,7 @@ def _have_same_rows(programs: Programs, values: tuple[int, int]) -> bool:
 
 
 def _is_part(programs: Programs, values: tuple[int, int]) -> bool:
-    """Return whether one of two values is a part of the other, as the shard of a rank is, or has
-    rows of it.
-    """
-    if _have_same_rows(programs, values) and any(
-        program.side.relation[value] == ROWS
-        for program, value in zip(programs, values, strict=True)
-    ):
-        return True
+    """Return whether one of two values is a part of the other, as the shard of a rank is."""
     groups = [program.side.group[value] for program, value in zip(programs, values, strict=True)]
     states = [program.state[value] for program, value in zip(programs, values, strict=True)]
     if groups[0] == groups[1] and states == [RIGHT, RIGHT]:

@@ -21,7 +21,7 @@ _CHANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EqualRows:
+class MatchedRows:
     """What the rows of some values of a program say.
 
     Attributes:
@@ -72,7 +72,7 @@ class _DistinctRows:
 
 def find_equal_rows(
     own: Graph, other: Graph, limits: tuple[Floats, Floats], chosen: Flags, among: Flags
-) -> EqualRows:
+) -> MatchedRows:
     """Return which rows of one program the other has, too: of what it computed in what the other
     computed, of leaves in leaves. Any row of an embedding is one of its weight's.
 
@@ -91,7 +91,7 @@ def find_equal_rows(
         for leaves in (False, True)
     ]
     computed, leaves = found
-    return EqualRows(
+    return MatchedRows(
         np.concatenate([computed.values, leaves.values]),
         np.concatenate([computed.unmatched, leaves.unmatched]),
         np.concatenate([computed.partner, leaves.partner]),
@@ -100,14 +100,14 @@ def find_equal_rows(
     )
 
 
-def _find(rows: _DistinctRows, theirs: _DistinctRows) -> EqualRows:
+def _find(rows: _DistinctRows, theirs: _DistinctRows) -> MatchedRows:
     partners, errors = _nearest(rows, theirs)
     owner, place = rows.of_value
     tells = rows.limit[place] < _most_limit(rows)
     owner, place = owner[tells], place[tells]
     values, starts, counts = np.unique(owner, return_index=True, return_counts=True)
     if not len(values):
-        return EqualRows(values, np.zeros(0), values, np.zeros(0), [])
+        return MatchedRows(values, np.zeros(0), values, np.zeros(0), [])
     partner = partners[place]
     is_matched = partner != NOTHING
     matched = np.add.reduceat(is_matched.astype(np.int64), starts)
@@ -121,7 +121,7 @@ def _find(rows: _DistinctRows, theirs: _DistinctRows) -> EqualRows:
     known = [(own[own != NOTHING], often[own != NOTHING]) for own, often in held]
     most = [int(own[often.argmax()]) if len(own) else NOTHING for own, often in known]
     holders = [own for own, _ in known]
-    return EqualRows(values, 1 - matched / counts, np.array(most, np.int64), error, holders)
+    return MatchedRows(values, 1 - matched / counts, np.array(most, np.int64), error, holders)
 
 
 def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances, sketch_norms
-from otel_torch.graph.equal_rows import EqualRows, find_equal_rows
+from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
     MAX,
@@ -286,11 +286,11 @@ class _Builder:
         self.relation[values], self.partner[values] = relation, partners
         self.error[values] = errors
 
-    def take_shares(self, rows: EqualRows) -> None:
+    def take_shares(self, rows: MatchedRows) -> None:
         """Note which share of the rows of values the other program lacks."""
         self.unmatched[rows.values] = np.where(rows.unmatched < 1, rows.unmatched, np.nan)
 
-    def take_rows(self, rows: EqualRows, is_whole: Flags) -> None:
+    def take_rows(self, rows: MatchedRows, is_whole: Flags) -> None:
         """Note values of which the other program has all rows that it can have."""
         are_all = rows.are_all(is_whole)
         values = rows.values[are_all]

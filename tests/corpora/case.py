@@ -125,7 +125,6 @@ class Run:
     _: KW_ONLY
     steps: str = ""
     parts: int = 0
-    rows: bool = False
     environment: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 

@@ -40,16 +40,10 @@ def as_graph(case: Case) -> Case:
     assert case.reference is not None and case.port is not None
     runs = case.reference, case.port
     counts = [run.ranks for run in runs]
-    # one process beside ranks: they have parts of its values, or rows
+    # one process beside ranks: they have parts of its values
     parts = [max(counts) if count == 1 < max(counts) else 0 for count in counts]
     reference, port = (
-        replace(
-            run,
-            capture="graph",
-            steps=STEPS.get(run.capture, run.steps),
-            parts=count,
-            rows=any(parts),
-        )
+        replace(run, capture="graph", steps=STEPS.get(run.capture, run.steps), parts=count)
         for run, count in zip(runs, parts, strict=True)
     )
     return replace(case, reference=reference, port=port)

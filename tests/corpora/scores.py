@@ -148,7 +148,7 @@ class Recorder:
         """Return the recording of a program; of several ranks the folder."""
         seed = f"seed{self._seed}" if self._seed else ""
         engine = GRAPH if run.capture == GRAPH else ""
-        parts = (f"parts{run.parts}" if run.parts else "") + ("rows" if run.rows else "")
+        parts = f"parts{run.parts}" if run.parts else ""
         words = (
             *run.arguments, variant, f"ranks{run.ranks}", seed, noise and "noise", engine, parts
         )  # fmt: skip
@@ -162,7 +162,6 @@ class Recorder:
             settings |= {"noise": noise} if noise else {}
             settings |= {"steps": run.steps} if run.steps else {}
             settings |= {"graph_parts": str(run.parts)} if run.parts else {}
-            settings |= {"graph_rows": "on"} if run.rows else {}
             settings |= {"tensors": str(folder / "tensors")} if variant == "tensors" else {}
             record = self._run_here if self._together else self._run_apart
             record(run, variant, folder, settings)

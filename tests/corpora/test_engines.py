@@ -57,3 +57,15 @@ def test_an_engine_is_silent_and_its_faults_are_named(tmp_path, engine):
         for (answer,) in score(ENGINES, Recorder(ENGINES, tmp_path), chosen)
     }
     assert grades == {case.name: "silent" if case.clean else "exact" for case in chosen}
+
+
+OF_ROWS = ("llama float32", "theta", "softmax_scale", "down_proj_scaled", "last_of_chunk_lost")
+
+
+def test_by_rows_an_engine_is_silent_and_its_faults_are_named(tmp_path):
+    os.environ.update(ENVIRONMENT)
+    by_rows = corpus_of("engine_rows")
+    chosen = [case for case in by_rows.cases.values() if case.name in OF_ROWS]
+    answers = [answer for (answer,) in score(by_rows, Recorder(by_rows, tmp_path), chosen)]
+    right = {answer.case for answer in answers if answer.grade in ("silent", "exact", "place")}
+    assert right == set(OF_ROWS)

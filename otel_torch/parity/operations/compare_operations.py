@@ -124,6 +124,8 @@ def report_comparison(
         report.operations = region_operations(comparison, comparison.faults[0])
     if not comparison.is_match:
         report.verdict = "diverged"
+    if comparison.lacked_rows:
+        report.leave_out(_describe_lacked_rows(comparison))
     report.judge_whole()
     return report
 
@@ -147,14 +149,29 @@ def _why_incomparable(comparison: GraphComparison) -> str:
     if not comparison.ends:
         return "one of the programs returned nothing that was recorded"
     text = "no output of one program has the size of the other's: they compute different things"
+    text += _other_inputs(comparison)
+    if not comparison.has_rows:
+        text += ". If these are the same tokens in other batches, record both with"
+        text += " OTEL_TORCH_GRAPH_ROWS=1"
+    return text
+
+
+def _describe_lacked_rows(comparison: GraphComparison) -> str:
+    rows = plural(comparison.lacked_rows, "row")
+    return (
+        f"{rows} of the reference's outputs, such as those of paddings, are in no output of the "
+        f"port{_other_inputs(comparison)}"
+    )
+
+
+def _other_inputs(comparison: GraphComparison) -> str:
+    """Return the inputs of one name that have other shapes, as the end of a sentence."""
+    text = ""
     shapes, shapes_of_port = map(_input_shapes, comparison.graphs)
     for name, shape in shapes.items():
         if name in shapes_of_port and shapes_of_port[name] != shape:
             own, its = list(shape), list(shapes_of_port[name])
             text += f"; input `{name}` has shape {own} in the reference and {its} in the port"
-    if not comparison.has_rows:
-        text += ". If these are the same tokens in other batches, record both with"
-        text += " OTEL_TORCH_GRAPH_ROWS=1"
     return text
 
 
