@@ -221,6 +221,7 @@ class Engines(Corpus):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.in_whole = name != BY_ROWS  # a graph does not tell paddings from tokens
 
     def load(self) -> Sequence[Case]:
         clean = [Case(name=str(engine), family=str(engine)) for engine in (*CLEAN, *FURTHER)]
