@@ -623,8 +623,8 @@ class Settings:
         _switch,
         "off",
         "Measure each row of the values of a graph, too: beside a program that computes the same "
-        "tokens in other batches, or deals them to ranks. `otel-torch bisect` sets it where the "
-        "programs divide their work otherwise.",
+        "tokens in other batches. `otel-torch bisect` sets it where no output of one program has "
+        "the size of the other's.",
     )
     exchange: str | None = _setting(
         "OTEL_TORCH_EXCHANGE",

@@ -200,7 +200,9 @@ def compare_runs(
         recorded = Sides(read(*paths(reference, rank)), read_graph(*paths(port, rank)))
         noisy = None if noise is None else read(noise.recordings[rank]).graph
         comparison = compare_graphs(
-            *(recorded.reference.graph, recorded.port.graph, noisy),
+            recorded.reference.graph,
+            recorded.port.graph,
+            noisy,
             tolerance=tolerance,
             exchanged=_exchanged(recorded, rank, exchanges),
         )

@@ -27,7 +27,7 @@ _LAST_LINES = 3
 
 @dataclass(slots=True)
 class Surroundings:
-    """Where a program runs: its folder, None for this one, and further environment variables."""
+    """Where a program runs: working directory (None: the current one), extra variables."""
 
     folder: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)

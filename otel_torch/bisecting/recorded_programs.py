@@ -95,8 +95,7 @@ class RecordedPrograms:
         Args:
             exchanges: Values of the reference by those of the port in whose place they were put.
         """
-        settings = self._noise, self._tolerance, self._read, exchanges
-        return compare_runs(reference, port, *settings)
+        return compare_runs(reference, port, self._noise, self._tolerance, self._read, exchanges)
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)

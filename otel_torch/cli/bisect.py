@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.processes import CommandPrograms
-from otel_torch.bisecting.recorded_programs import RunOptions
 from otel_torch.bisecting.search import Options, bisect_programs
 from otel_torch.bisecting.text import render_bisection
-from otel_torch.cli.bisect_runs import end_with_what_runs, make_teller, prepare_folder
+from otel_torch.cli.bisect_runs import (
+    close_runs,
+    given_options,
+    interrupt_on_sigterm,
+    make_teller,
+    prepare_folder,
+    print_answer,
+    run_options,
+)
 from otel_torch.cli.bisect_versions import (
     add_version_arguments,
     asks_for_versions,
     run_versions,
 )
-from otel_torch.cli.diff import EXIT_STATUS, parse_tolerance
+from otel_torch.cli.diff import parse_tolerance
 from otel_torch.cli.main import BadInput
 from otel_torch.cli.report_files import (
     add_report_files,
-    print_text,
     report_files,
-    write_json,
     write_report_files,
 )
 from otel_torch.cli.run import find_program
-from otel_torch.parity.report.text import DEFAULT_WIDTH
-from otel_torch.process.console import say
 from otel_torch.rendering.next_step import NextStep
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import supports_color, terminal_size
 from otel_torch.rendering.writable import check_writable
 
 _FOLDER = Path("otel-torch") / "bisect"
@@ -143,9 +144,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments)
     folder: Path = arguments.out
     prepare_folder(folder, resumes=arguments.resume)
-    steps = None if arguments.step is None else str(arguments.step)
-    options = Options(RunOptions(arguments.noise, arguments.tolerance, steps), arguments.module)
-    end_with_what_runs()
+    options = Options(run_options(arguments), arguments.module)
+    interrupt_on_sigterm()
     with Progress() as progress:
         programs = CommandPrograms(
             reference,
@@ -159,24 +159,19 @@ def run(arguments: argparse.Namespace) -> int:
     if bisection.verdict == "diverged":
         bisection.report.following = [_again(arguments, reference, port)]
     _write(arguments, bisection)
-    if bisection.verdict == "incomparable":
-        say(f"incomparable: {bisection.report.reason}")
-    elif not arguments.keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    return EXIT_STATUS[bisection.verdict]
+    return close_runs(arguments, bisection.verdict, bisection.report.reason)
 
 
 def _again(arguments: argparse.Namespace, reference: list[str], port: list[str]) -> NextStep:
     """Return the command to run once the faults are mended: the same one again."""
-    narrowed = {
-        "--step": arguments.step,
-        "--module": arguments.module and arguments.module.pattern,
-        "--noise": None if arguments.noise == "auto" else arguments.noise,
-        "--tolerance": arguments.tolerance,
-    }
-    options = [
-        word for name, value in narrowed.items() if value is not None for word in (name, str(value))
-    ]
+    options = given_options(
+        {
+            "--step": arguments.step,
+            "--module": arguments.module and arguments.module.pattern,
+            "--noise": None if arguments.noise == "auto" else arguments.noise,
+            "--tolerance": arguments.tolerance,
+        }
+    )
     return NextStep(
         ["otel-torch", "bisect", *options, "--", *reference, "--", *port],
         "mend the lines of the port, and run this again",
@@ -185,12 +180,7 @@ def _again(arguments: argparse.Namespace, reference: list[str], port: list[str])
 
 
 def _write(arguments: argparse.Namespace, bisection: Bisection) -> None:
-    if arguments.json != "-" and bisection.verdict != "incomparable":
-        terminal = terminal_size(sys.stdout)
-        width = terminal.columns if terminal else DEFAULT_WIDTH
-        print_text(render_bisection(bisection, color=supports_color(sys.stdout), width=width))
-    if arguments.json:
-        write_json(arguments.json, bisection.as_json())
+    print_answer(arguments, bisection, partial(render_bisection, bisection))
     write_report_files(arguments, bisection.report, "bisect")
     if arguments.html and bisection.verdict != "incomparable":
         from otel_torch.parity.report.html import write_html

@@ -1,21 +1,77 @@
-"""What every way of `otel-torch bisect` does around its runs."""
+"""What both forms of `otel-torch bisect` share: options, the folder of the runs, the output."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
+from otel_torch.bisecting.recorded_programs import RunOptions
+from otel_torch.cli.diff import EXIT_STATUS
 from otel_torch.cli.main import BadInput
+from otel_torch.cli.report_files import print_text, write_json
+from otel_torch.parity.report.text import DEFAULT_WIDTH
 from otel_torch.process.console import say
 from otel_torch.rendering.progress import Progress
+from otel_torch.rendering.table import supports_color, terminal_size
 
 _OWN = re.compile(
     r"\d+-\w+|put-\d+|kept|links|exchange-\d+|executed-\w+|plan-[\w-]+\.json|commit-[ab]"
 )
+
+
+class BisectAnswer(Protocol):
+    """What a bisection has found."""
+
+    @property
+    def verdict(self) -> str:
+        """`match`, `diverged`, `partial` or `incomparable`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+
+
+def run_options(arguments: argparse.Namespace) -> RunOptions:
+    """Return how the programs are recorded and compared."""
+    steps = None if arguments.step is None else str(arguments.step)
+    return RunOptions(arguments.noise, arguments.tolerance, steps)
+
+
+def given_options(values: Mapping[str, object]) -> list[str]:
+    """Return options with their values, without those that are None.
+
+    >>> given_options({"--step": 3, "--module": None})
+    ['--step', '3']
+    """
+    return [
+        word for name, value in values.items() if value is not None for word in (name, str(value))
+    ]
+
+
+def print_answer(
+    arguments: argparse.Namespace, answer: BisectAnswer, render: Callable[..., str]
+) -> None:
+    """Print an answer as text, by `render(color=…, width=…)`, and as JSON, if asked for."""
+    if arguments.json != "-" and answer.verdict != "incomparable":
+        terminal = terminal_size(sys.stdout)
+        width = terminal.columns if terminal else DEFAULT_WIDTH
+        print_text(render(color=supports_color(sys.stdout), width=width))
+    if arguments.json:
+        write_json(arguments.json, answer.as_json())
+
+
+def close_runs(arguments: argparse.Namespace, verdict: str, reason: str | None) -> int:
+    """Say what cannot be compared, or delete the recordings; return the exit status."""
+    if verdict == "incomparable":
+        say(f"incomparable: {reason}")
+    elif not arguments.keep:
+        shutil.rmtree(arguments.out, ignore_errors=True)
+    return EXIT_STATUS[verdict]
 
 
 def prepare_folder(folder: Path, *, resumes: bool) -> None:
@@ -34,8 +90,8 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def end_with_what_runs() -> None:
-    """Have SIGTERM end the run, too."""
+def interrupt_on_sigterm() -> None:
+    """Have SIGTERM end the program that runs, too."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from otel_torch.bisecting.processes import CommandPrograms, Surroundings
-from otel_torch.bisecting.recorded_programs import RunOptions
 from otel_torch.bisecting.versions.commits import CommitLog
 from otel_torch.bisecting.versions.environments import (
     Suspect,
@@ -20,21 +19,23 @@ from otel_torch.bisecting.versions.environments import (
     list_environment,
 )
 from otel_torch.bisecting.versions.recording_links import link_what_a_recording_needs
-from otel_torch.bisecting.versions.version_answer import VersionBisection
 from otel_torch.bisecting.versions.version_programs import SettingChange, VersionPrograms
 from otel_torch.bisecting.versions.version_search import bisect_versions
 from otel_torch.bisecting.versions.version_text import render_version_bisection
-from otel_torch.cli.bisect_runs import end_with_what_runs, make_teller, prepare_folder
-from otel_torch.cli.diff import EXIT_STATUS
+from otel_torch.cli.bisect_runs import (
+    close_runs,
+    given_options,
+    interrupt_on_sigterm,
+    make_teller,
+    prepare_folder,
+    print_answer,
+    run_options,
+)
 from otel_torch.cli.main import BadInput
-from otel_torch.cli.report_files import print_text, write_json
 from otel_torch.cli.run import find_program
-from otel_torch.parity.report.text import DEFAULT_WIDTH
 from otel_torch.parity.sides import Sides
-from otel_torch.process.console import say
 from otel_torch.rendering.next_step import NextStep
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import supports_color, terminal_size
 from otel_torch.rendering.writable import check_writable
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -116,7 +117,7 @@ def run_versions(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.out
     repository = arguments.repo or (Path() if arguments.commit_a else None)
     commits = None if repository is None else CommitLog(repository)
-    end_with_what_runs()
+    interrupt_on_sigterm()
     with Progress() as progress:
         progress("listing what is installed")
         environments = pythons.map(lambda python: list_environment(python or sys.executable))
@@ -136,29 +137,21 @@ def run_versions(arguments: argparse.Namespace) -> int:
                 arguments.setting,
                 surroundings,
             )
-            steps = None if arguments.step is None else str(arguments.step)
-            options = RunOptions(arguments.noise, arguments.tolerance, steps)
-            answer = bisect_versions(programs, options, commits, make_teller(progress))
+            answer = bisect_versions(
+                programs, run_options(arguments), commits, make_teller(progress)
+            )
     if answer.verdict == "diverged":
         answer.bisection.report.following = [_again(arguments, words)]
-    _write(arguments, answer)
-    if answer.verdict == "incomparable":
-        say(f"incomparable: {answer.bisection.report.reason}")
-    elif not arguments.keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    return EXIT_STATUS[answer.verdict]
+    print_answer(arguments, answer, partial(render_version_bisection, answer))
+    return close_runs(arguments, answer.verdict, answer.bisection.report.reason)
 
 
 def _again(arguments: argparse.Namespace, words: Sequence[str]) -> NextStep:
     """Return the command to run once the program or the package is mended: the same one again."""
     names = ("python_a", "python_b", "commit_a", "commit_b", "step", "tolerance")
-    given = {name: getattr(arguments, name) for name in names}
-    options = [
-        word
-        for name, value in given.items()
-        if value is not None
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    options = given_options(
+        {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names}
+    )
     for setting in arguments.setting:
         options += ["--setting", f"{setting.name}={','.join(setting.values)}"]
     return NextStep(
@@ -215,13 +208,3 @@ def _work_trees(
         inside = Path.cwd().resolve().relative_to(commits.root)
         suspect = Suspect(commits.root.name, names, trees.map(lambda tree: {"": tree}))
         yield trees.map(lambda tree: tree / inside), [suspect]
-
-
-def _write(arguments: argparse.Namespace, answer: VersionBisection) -> None:
-    if arguments.json != "-" and answer.verdict != "incomparable":
-        terminal = terminal_size(sys.stdout)
-        width = terminal.columns if terminal else DEFAULT_WIDTH
-        text = render_version_bisection(answer, color=supports_color(sys.stdout), width=width)
-        print_text(text)
-    if arguments.json:
-        write_json(arguments.json, answer.as_json())

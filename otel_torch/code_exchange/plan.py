@@ -1,4 +1,4 @@
-"""What a child does otherwise than by itself, as a file that OTEL_TORCH_EXCHANGE names."""
+"""The plan that a child process follows: a file, named by OTEL_TORCH_EXCHANGE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """What is exchanged in a process, and what is noted of it.
+    """What to replace in a child process, and what to note about it.
 
     Attributes:
         sources: Files that are compiled in place of the modules' own, by the modules' files.

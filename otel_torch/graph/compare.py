@@ -155,12 +155,12 @@ class GraphComparison:
     @property
     def is_comparable(self) -> bool:
         """Whether any ends of the two programs have as many elements, or rows of each other."""
-        return any(pair.is_right or pair.error < np.inf for pair in self.ends)
+        return any(pair.is_comparable for pair in self.ends)
 
     @property
     def has_rows(self) -> bool:
         """Whether the rows of values were measured in both programs."""
-        return all(len(graph.values.rows.owner) > 0 for graph in self.graphs)
+        return all(graph.has_rows for graph in self.graphs)
 
     @property
     def is_close(self) -> bool:

@@ -1,16 +1,35 @@
-"""The distance of two values, estimated from their linear sketches: the one place that does."""
+"""The distance of two values, estimated from their linear sketches: the one place that does.
+
+Equal sketches are found first, by their bytes.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from otel_torch.graph.graph import Floats
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.graph.graph import Floats, Indices
 
 
 def sketch_norms(sketches: Floats) -> Floats:
     """Return the L2 norms of sketches, shape (values, width) -> (values,)."""
     squares: Floats = np.einsum("ij,ij->i", sketches, sketches)
     return np.sqrt(squares)
+
+
+def distinct(table: NDArray[Any]) -> tuple[Indices, Indices]:
+    """Return the first row with each content, and the content of each row, of equal bytes.
+
+    >>> first, content = distinct(np.array([[2, 1], [1, 2], [2, 1]]))
+    >>> first[content].tolist()
+    [0, 1, 0]
+    """
+    rows = np.ascontiguousarray(table)
+    packed = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+    _, first, content = np.unique(packed, return_index=True, return_inverse=True)
+    return first, content
 
 
 def relative_distances(reference: Floats, port: Floats) -> Floats:

@@ -40,6 +40,11 @@ class EndPair:
     is_right: bool
     is_by_rows: bool = False
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether both have as many elements, or one is a part of the other or has rows of it."""
+        return self.is_right or self.error < np.inf
+
 
 def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[list[str]]]:
     """Return pairs of ends, and the names of ends that only one program has, of each.
@@ -52,7 +57,9 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     """
     counts = _what_counts(programs)
     ends = [compare_ends(programs, limits, *pair) for pair in _same_names(programs, counts)]
-    by_rows = _same_rows(programs, limits, counts, {pair.port for pair in ends if _fits(pair)})
+    by_rows = _same_rows(
+        programs, limits, counts, {pair.port for pair in ends if pair.is_comparable}
+    )
     compared_by_rows = {pair.port for pair in by_rows}
     ends = [pair for pair in ends if pair.port not in compared_by_rows] + by_rows
     kept = [pair for pair in ends if pair.is_right or not _is_no_pair(programs, pair, ends)]
@@ -210,11 +217,6 @@ def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> En
     )
     is_layout = first.shape[values[0]] != second.shape[values[1]] and not np.isnan(reordered[0])
     return EndPair(name, own, other, error, limit, bool(is_equal or is_layout))
-
-
-def _fits(pair: EndPair) -> bool:
-    """Return whether two ends have as many elements, or one is a part of the other."""
-    return pair.is_right or pair.error < np.inf
 
 
 def _same_rows(

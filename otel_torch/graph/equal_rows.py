@@ -1,7 +1,7 @@
 """Which rows of one program's values are rows of the other's, in whatever value they are.
 
-Tokens come in other batches: dealt to ranks, packed by an engine, sorted by expert, padded. A row
-along the last axis stays what it is.
+Tokens come in other batches: packed by an engine, padded, in chunks. A row along the last axis
+stays what it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.graph.distances import relative_distances, sketch_norms
+from otel_torch.graph.distances import distinct, relative_distances, sketch_norms
 from otel_torch.graph.error_model import DEVIATIONS
 from otel_torch.graph.graph import NOTHING, Flags, Floats, Graph, Indices, RowSketches
 from otel_torch.graph.windows import in_windows
@@ -131,7 +131,7 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     more of itself.
     """
     is_chosen = chosen[rows.owner]
-    owner, content = rows.owner[is_chosen], np.ascontiguousarray(rows.content[is_chosen])
+    owner, content = rows.owner[is_chosen], rows.content[is_chosen]
     norms = sketch_norms(content)
     _, starts, counts = np.unique(owner, return_index=True, return_counts=True)
     squares = np.add.reduceat(norms**2, starts) if len(starts) else norms
@@ -141,8 +141,7 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     is_some = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
     owner, content, norms = owner[is_some], content[is_some], norms[is_some]
     limit = slack * limits[owner] * np.maximum(usual[is_some] / norms, 1.0)
-    packed = content.view(np.dtype((np.void, width * content.itemsize)))[:, 0]
-    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    first, inverse = distinct(content)
     largest = np.zeros(len(first))
     np.maximum.at(largest, inverse, limit)
     order = np.argsort(norms[first], kind="stable")

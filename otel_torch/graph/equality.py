@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.graph.distances import relative_distances, sketch_norms
+from otel_torch.graph.distances import distinct, relative_distances, sketch_norms
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
@@ -46,15 +46,12 @@ class Side:
         partner: The most similar value of the other program; NOTHING where there is none.
         error: The relative distance to it; NaN where unknown.
         group: Values of both programs that are equal have one number here.
-        unmatched: The share of its rows that the other program has nowhere; NaN where it has none
-            of them, or they were not measured.
     """
 
     relation: Indices
     partner: Indices
     error: Floats
     group: Indices
-    unmatched: Floats
 
 
 def has_information(values: Values) -> Flags:
@@ -177,8 +174,7 @@ def _distinct(values: Values, limits: Floats) -> _Contents:
     keys = np.concatenate(
         [values.numel[:, None], values.nonfinite[:, None], values.sketch.view(np.int64)], axis=1
     )
-    packed = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.shape[1] * 8)))[:, 0]
-    _, first, content = np.unique(packed, return_index=True, return_inverse=True)
+    first, content = distinct(keys)
     limit = np.zeros(len(first))
     np.maximum.at(limit, content, limits)
     return _Contents(values, first, content, limit)
@@ -263,7 +259,6 @@ class _Builder:
         self.relation = np.full(count, NONE, np.int64)
         self.partner = np.full(count, NOTHING, np.int64)
         self.error = np.full(count, np.nan)
-        self.unmatched = np.full(count, np.nan)
 
     def take(
         self, own: _Contents, partners: Indices, contents: Indices, errors: Floats, relation: int
@@ -286,10 +281,6 @@ class _Builder:
         self.relation[values], self.partner[values] = relation, partners
         self.error[values] = errors
 
-    def take_shares(self, rows: MatchedRows) -> None:
-        """Note which share of the rows of values the other program lacks."""
-        self.unmatched[rows.values] = np.where(rows.unmatched < 1, rows.unmatched, np.nan)
-
     def take_rows(self, rows: MatchedRows, is_whole: Flags) -> None:
         """Note values of which the other program has all rows that it can have."""
         are_all = rows.are_all(is_whole)
@@ -298,7 +289,7 @@ class _Builder:
 
     def finish(self, group: Indices) -> Side:
         """Return what was found."""
-        return Side(self.relation, self.partner, self.error, group, self.unmatched)
+        return Side(self.relation, self.partner, self.error, group)
 
 
 def _reordered_pairs(
@@ -423,8 +414,9 @@ def _find_rows(
         is_open = informed[place] & (side.relation == NONE)
         among = np.ones(len(pair[1].values), bool)
         found.append(find_equal_rows(*pair, pair_limits, is_open, among))
-        side.take_shares(found[-1])
-    are_whole = [(side.relation != NONE) | (side.unmatched == 0) for side in sides]
+    are_whole = [side.relation != NONE for side in sides]
+    for is_whole, rows in zip(are_whole, found, strict=True):
+        is_whole[rows.values[rows.unmatched == 0]] = True
     for place, side in enumerate(sides):
         side.take_rows(found[place], are_whole[1 - place])
 

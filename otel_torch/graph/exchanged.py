@@ -1,7 +1,7 @@
 """What a trial has exchanged: values of the port that those of the reference have replaced.
 
-The program goes on with the reference's value, and its own value has become an end: what makes it
-wrong is still found, also what another fault had hidden before.
+The program continues with the reference's value. Its own value becomes an end, so that a fault
+before it is still found, even one that another fault has hidden.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from otel_torch.graph.ends import EndPair, Limits, Programs, compare_ends, values_of_ends
-from otel_torch.graph.states import RIGHT, ComparedProgram
+from otel_torch.graph.states import RIGHT, ComparedProgram, made_from
 
 
 def add_exchanged(
@@ -69,18 +69,13 @@ def makes_wrong(program: ComparedProgram, begins: Set[int], values: Set[int]) ->
 
 
 def _before(program: ComparedProgram, ends: list[int], replaced: set[int]) -> Set[int]:
-    waiting = [value for value in ends if value not in replaced]
-    values = set(waiting)
-    while waiting:
-        value = waiting.pop()
-        node = program.maker[value]
-        # a mask may be wrong and pass for right, and so may a part in the place of another
-        if node < 0 or _is_surely_right(program, value):
-            continue
-        new = {read for read in program.reads[node] if read >= 0} - replaced - values
-        values |= new
-        waiting += new
-    return values
+    # a mask may be wrong and pass for right, and so may a part in the place of another
+    values = made_from(
+        program,
+        ends,
+        lambda value: value not in replaced and not _is_surely_right(program, value),
+    )
+    return values - replaced
 
 
 def _is_surely_right(program: ComparedProgram, value: int) -> bool:

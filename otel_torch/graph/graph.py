@@ -189,6 +189,11 @@ class Graph:
     is_cut: bool = False
 
     @property
+    def has_rows(self) -> bool:
+        """Whether rows of values were measured."""
+        return len(self.values.rows.owner) > 0
+
+    @property
     def is_put(self) -> Flags:
         """Which values a trial has put in the place of the program's own."""
         is_put = [operation == PUT for operation in self.operations]

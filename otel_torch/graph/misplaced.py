@@ -1,8 +1,8 @@
-"""Weights and moves that may be at fault in the place of the operation that reads what they made.
+"""Weights and moves that may be at fault instead of the operation that reads their results.
 
-`matmul(k, q)` beside `matmul(q, k)`: each value is right in its place, and what exchanged them is
-this line, or whatever made the two, down to their weights. An order is changed by what moves it.
-A weight that is scaled and an operation that scales once more may be a formula written otherwise.
+`matmul(k, q)` beside `matmul(q, k)`: each operand is right by itself. Either this line exchanges
+them, or whatever made the two does, down to their weights. If only an order is wrong, the operation
+that moves it may be at fault; if a scale is, a scaled weight may be another way to write it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, made_from
 
 
 def acquitted_leaves(comparison: GraphComparison, fault: GraphFault) -> frozenset[int]:
@@ -21,23 +21,13 @@ def acquitted_leaves(comparison: GraphComparison, fault: GraphFault) -> frozense
     if fault.port is None or fault.port.leaf != NOTHING:
         return frozenset()
     reads = [read for read in program.reads[fault.port.nodes[0]] if read >= 0]
-    _, computed = _moved_from(program, reads)
-    waiting = [
-        read
-        for value in computed
-        if program.state[value] == RIGHT and program.maker[value] >= 0
-        for read in program.reads[program.maker[value]]
-    ]
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if value < 0 or value in seen or program.state[value] == RIGHT:
-            continue
-        seen.add(value)
-        if program.maker[value] >= 0:
-            waiting += program.reads[program.maker[value]]
+    _, computed = _before_moves(program, reads)
+    right = {value for value in computed if program.state[value] == RIGHT}
+    behind = made_from(
+        program, right, lambda value: value in right or program.state[value] != RIGHT
+    )
     return frozenset(
-        value for value in seen if program.maker[value] < 0 and program.state[value] == WRONG
+        value for value in behind if program.maker[value] < 0 and program.state[value] == WRONG
     )
 
 
@@ -72,7 +62,7 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
         for program, node, other in zip(programs, nodes, groups[::-1], strict=True)
     ]
     moves, sources = zip(
-        *(_moved_from(program, own) for program, own in zip(programs, reads, strict=True)),
+        *(_before_moves(program, own) for program, own in zip(programs, reads, strict=True)),
         strict=True,
     )
     if _groups(programs[0], sources[0]) == _groups(programs[1], sources[1]):
@@ -88,32 +78,20 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
     )
 
 
-def _moved_from(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
+def _before_moves(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
     """Return the nodes that only moved some values, and what they were moved from."""
-    nodes, sources = set(), set()
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
+
+    def is_moved(value: int) -> bool:
         node = program.maker[value]
-        if node >= 0 and program.graph.nodes.moves[node]:
-            nodes.add(node)
-            waiting += (read for read in program.reads[node] if read >= 0)
-        else:
-            sources.add(value)
-    return nodes, sources
+        return node >= 0 and bool(program.graph.nodes.moves[node])
+
+    moved = made_from(program, values, is_moved)
+    nodes = {program.maker[value] for value in moved if is_moved(value)}
+    return nodes, {value for value in moved if not is_moved(value)}
 
 
 def _ancestors(program: ComparedProgram, values: Iterable[int]) -> set[int]:
-    ancestors = set(values)
-    waiting = list(ancestors)
-    while waiting:
-        node = program.maker[waiting.pop()]
-        new = (
-            {read for read in program.reads[node] if read >= 0} - ancestors if node >= 0 else set()
-        )
-        ancestors |= new
-        waiting += new
-    return ancestors
+    return made_from(program, values, lambda value: True)
 
 
 def _groups(program: ComparedProgram, values: Iterable[int]) -> set[int]:

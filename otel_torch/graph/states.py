@@ -5,6 +5,7 @@ Nobody is accused on a doubtful value: doubt only flows through it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,21 @@ class ComparedProgram:
         return self.label(node), self.operands(node)
 
 
+def made_from(
+    program: ComparedProgram, values: Iterable[int], goes_on: Callable[[int], bool]
+) -> set[int]:
+    """Return values and what they were made from, back through those that `goes_on` accepts."""
+    found = set(values)
+    waiting = list(found)
+    while waiting:
+        value = waiting.pop()
+        if program.maker[value] >= 0 and goes_on(value):
+            new = {read for read in program.reads[program.maker[value]] if read >= 0} - found
+            found |= new
+            waiting += new
+    return found
+
+
 def make_programs(
     graphs: tuple[Graph, Graph],
     sides: tuple[Side, Side],
@@ -96,7 +112,7 @@ def make_programs(
     operations: dict[str, int] = {}
     arguments: dict[str, int] = {}
     programs = []
-    has_rows = all(len(graph.values.rows.owner) > 0 for graph in graphs)
+    has_rows = all(graph.has_rows for graph in graphs)
     for place, (graph, side, limit) in enumerate(zip(graphs, sides, limits, strict=True)):
         names = [operations.setdefault(name, len(operations)) for name in graph.operations]
         texts = [arguments.setdefault(text, len(arguments)) for text in graph.arguments]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.bisecting.recorded_programs import SETTINGS
-from otel_torch.bisecting.runs import ProgramRun, SideName, find_recordings
 from otel_torch.bisecting.search import Options, bisect_programs
-from tests.support import run_python
+from tests.bisecting.recorded_runs import RecordedRuns
 
 _MODEL = """
 import torch
@@ -88,27 +85,9 @@ with torch.no_grad():
 """
 
 
-class _Batches:
-    """A padded batch as the reference, an engine as the port."""
-
-    def __init__(self, folder: Path, fault: str) -> None:
-        self.folder = folder
-        self._programs = {"reference": REFERENCE, "port": PORT.replace("{fault}", fault)}
-        self.runs: list[ProgramRun] = []
-
-    def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
-        folder = self.folder / f"{len(self.runs) + 1}-{side}"
-        folder.mkdir(parents=True)
-        variables = {
-            f"OTEL_TORCH_{name.upper()}": value for name, value in (SETTINGS | settings).items()
-        }
-        run_python(folder, self._programs[side], **variables)
-        self.runs.append(ProgramRun(side, why, (), 0.0, find_recordings(folder)))
-        return self.runs[-1]
-
-
 def _bisect(folder: Path, fault: str) -> Bisection:
-    return bisect_programs(_Batches(folder / "runs", fault), Options())
+    runs = RecordedRuns(folder / "runs", REFERENCE, PORT.replace("{fault}", fault))
+    return bisect_programs(runs, Options())
 
 
 def test_an_engine_that_computes_the_same_tokens_matches(tmp_path: Path) -> None:

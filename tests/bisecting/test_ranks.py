@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.bisecting.recorded_programs import SETTINGS
-from otel_torch.bisecting.runs import ProgramRun, SideName, find_recordings
 from otel_torch.bisecting.search import Options, bisect_programs
-from tests.support import run_python, run_ranks
+from tests.bisecting.recorded_runs import RecordedRuns
+from tests.support import run_ranks
 
 # a block split by columns and rows, trained for two steps; FAULT is replaced by what is wrong
 PROGRAM = """
@@ -96,28 +94,9 @@ if RANKS > 1:
 """
 
 
-class Forked:
-    """One process as the reference, two ranks as the port."""
-
-    def __init__(self, folder: Path, reference: str, port: str) -> None:
-        self.folder, self._programs = folder, {"reference": reference, "port": port}
-        self.runs: list[ProgramRun] = []
-
-    def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
-        folder = self.folder / f"{len(self.runs) + 1}-{side}"
-        folder.mkdir(parents=True)
-        variables = {
-            f"OTEL_TORCH_{name.upper()}": value for name, value in (SETTINGS | settings).items()
-        }
-        run = run_python if side == "reference" else run_ranks
-        run(folder, self._programs[side], **variables)
-        self.runs.append(ProgramRun(side, why, (), 0.0, find_recordings(folder)))
-        return self.runs[-1]
-
-
 def bisect(tmp_path: Path, program: str, fault: str) -> Bisection:
     reference, port = (program.replace("{fault}", name) for name in ("", fault))
-    return bisect_programs(Forked(tmp_path / "runs", reference, port), Options())
+    return bisect_programs(RecordedRuns(tmp_path / "runs", reference, port, run_ranks), Options())
 
 
 @pytest.mark.parametrize("program", [PROGRAM, BATCHES], ids=["parts", "batches"])

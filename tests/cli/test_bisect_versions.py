@@ -67,15 +67,20 @@ def install(folder: Path, version: str, source: str) -> Path:
     return folder
 
 
+def environments(folder: Path, version: str, source: str) -> tuple[str, str]:
+    """Write the program, and make an old and a new environment; return their interpreters."""
+    (folder / "train.py").write_text(PROGRAM)
+    old = install(folder / "old", "1.0", OLD)
+    new = install(folder / "new", version, source)
+    return (
+        str(make_environment(folder / "venv-old", [old])),
+        str(make_environment(folder / "venv-new", [new])),
+    )
+
+
 @pytest.fixture
 def pythons(tmp_path: Path) -> tuple[str, str]:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    old = install(tmp_path / "old", "1.0", OLD)
-    new = install(tmp_path / "new", "2.0", NEW)
-    return (
-        str(make_environment(tmp_path / "venv-old", [old])),
-        str(make_environment(tmp_path / "venv-new", [new])),
-    )
+    return environments(tmp_path, "2.0", NEW)
 
 
 def bisect(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -118,44 +123,26 @@ def test_the_function_is_named_with_its_patch_and_proven(
 
 
 def test_other_sources_of_one_version_are_found(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    pythons = [
-        make_environment(tmp_path / f"venv-{side}", [install(tmp_path / side, "1.0", source)])
-        for side, source in (("old", OLD), ("new", OLD.replace("1e-6", "1e-1")))
-    ]
-    done = bisect(
-        tmp_path, "--python-a", str(pythons[0]), "--python-b", str(pythons[1]), "--", "python", "train.py"
-    )  # fmt: skip
+    old, new = environments(tmp_path, "1.0", OLD.replace("1e-6", "1e-1"))
+    done = bisect(tmp_path, "--python-a", old, "--python-b", new, "--", "python", "train.py")
     assert done.returncode == 1, done.stderr
     assert "tinynet 1.0, with other sources" in done.stdout
     assert "✗ proven: value tinynet.EPS of tinynet" in done.stdout
 
 
 def test_versions_that_compute_the_same_are_a_match(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
     same = NEW.replace("torch.tanh(x) + y", "torch.tanh(x) + 0.5 * y")
-    pythons = [
-        make_environment(tmp_path / f"venv-{side}", [install(tmp_path / side, version, source)])
-        for side, version, source in (("old", "1.0", OLD), ("new", "2.0", same))
-    ]
-    done = bisect(
-        tmp_path, "--python-a", str(pythons[0]), "--python-b", str(pythons[1]), "--", "train.py"
-    )  # fmt: skip
+    old, new = environments(tmp_path, "2.0", same)
+    done = bisect(tmp_path, "--python-a", old, "--python-b", new, "--", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("match: both versions compute the same")
     assert "2 runs" in done.stdout
 
 
 def test_a_new_version_that_fails_is_healed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
     broken = OLD.replace("return x / (", "raise ValueError('no norm')\n    return x / (")
-    pythons = [
-        make_environment(tmp_path / f"venv-{side}", [install(tmp_path / side, version, source)])
-        for side, version, source in (("old", "1.0", OLD), ("new", "2.0", broken))
-    ]
-    done = bisect(
-        tmp_path, "--python-a", str(pythons[0]), "--python-b", str(pythons[1]), "--", "train.py"
-    )  # fmt: skip
+    old, new = environments(tmp_path, "2.0", broken)
+    done = bisect(tmp_path, "--python-a", old, "--python-b", new, "--", "train.py")
     assert done.returncode == 1, done.stderr
     assert "The new version fails" in done.stdout and "no norm" in done.stdout
     assert "✗ proven: function tinynet.norm" in done.stdout

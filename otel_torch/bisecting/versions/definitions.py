@@ -1,4 +1,4 @@
-"""What a module defines, and which definitions differ between two versions of it.
+"""The definitions in a module, and those that differ between two versions of it.
 
 Two definitions are compared as syntax trees: comments, formatting, docstrings and annotations of
 functions change no number.

@@ -1,4 +1,4 @@
-"""Which changes are tried first: those near the first line that differs, by calls."""
+"""Ranks changes: the fewer calls from the first differing line, the earlier one is tried."""
 
 from __future__ import annotations
 

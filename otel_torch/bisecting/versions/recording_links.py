@@ -1,4 +1,4 @@
-"""What a recording needs, for an environment that has no otel_torch installed."""
+"""Links the packages that recording needs into an environment without otel_torch."""
 
 from __future__ import annotations
 

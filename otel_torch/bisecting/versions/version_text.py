@@ -1,4 +1,4 @@
-"""Which change did it as text: what differs, the change as a patch, its proof, what was run."""
+"""The answer as text: what differs, the change as a patch, its proof, and the runs."""
 
 from __future__ import annotations
 

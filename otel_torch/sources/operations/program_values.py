@@ -79,7 +79,7 @@ class Look(NamedTuple):
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether nobody has written to it yet."""
+        """Whether nothing has been written to it yet."""
         return self.is_unset and self.value is None and not self.layers
 
 

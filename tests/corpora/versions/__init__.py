@@ -1,1 +1,1 @@
-"""Which change did it: `otel-torch bisect` between two versions, scored on known answers."""
+"""Scores `otel-torch bisect` between two versions on changes that are known."""

@@ -1,0 +1,35 @@
+"""Programs as text that `bisect_programs` may run as often as it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from otel_torch.bisecting.recorded_programs import SETTINGS
+from otel_torch.bisecting.runs import ProgramRun, SideName, find_recordings
+from tests.support import run_python
+
+
+class RecordedRuns:
+    """Two programs, each run in forked processes.
+
+    Args:
+        run_port: Runs the port, in one process by default.
+    """
+
+    def __init__(
+        self, folder: Path, reference: str, port: str, run_port: Callable[..., object] = run_python
+    ) -> None:
+        self.folder, self._programs = folder, {"reference": reference, "port": port}
+        self._run = {"reference": run_python, "port": run_port}
+        self.runs: list[ProgramRun] = []
+
+    def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
+        folder = self.folder / f"{len(self.runs) + 1}-{side}"
+        folder.mkdir(parents=True)
+        variables = {
+            f"OTEL_TORCH_{name.upper()}": value for name, value in (SETTINGS | settings).items()
+        }
+        self._run[side](folder, self._programs[side], **variables)
+        self.runs.append(ProgramRun(side, why, (), 0.0, find_recordings(folder)))
+        return self.runs[-1]
