@@ -653,9 +653,9 @@ class Settings:
         "OTEL_TORCH_KERNEL",
         _one_of("auto", "native", "triton", "torch"),
         "auto",
-        "What computes the statistics. `native`: the compiled CPU kernel. `auto`: the same, if it "
-        "is available. `triton`: that and a Triton kernel on GPUs, which has been compiled and "
-        "interpreted, but not run on a GPU yet. `torch`: plain torch, ten times slower on a CPU.",
+        "What computes the statistics. `auto` and `triton`: the compiled kernel on a CPU and the "
+        "Triton kernel on a GPU, where they work. `native`: on a GPU plain torch. `torch`: plain "
+        "torch everywhere, ten times slower on a CPU and two to eight times on a GPU.",
     )
 
     @classmethod

@@ -581,6 +581,26 @@ def leave_below_all_modes(mode: Any) -> bool:
         _put_modes(others)
 
 
+def current_raw_stream(index: int) -> int:
+    """Return the handle of a GPU's current stream. torch's public way makes an object of it."""
+    try:
+        return int(torch._C._cuda_getCurrentRawStream(index))
+    except AttributeError:
+        return torch.cuda.current_stream(index).cuda_stream
+
+
+def lowest_dispatch_mode() -> Any:
+    """Return the dispatch mode of this thread that is below all others; None if there is none.
+
+    While a mode handles an operation, it is not among them.
+    """
+    try:
+        has_modes = torch._C._len_torch_dispatch_stack()
+        return torch._C._get_dispatch_stack_at(0) if has_modes else None
+    except AttributeError:
+        return None
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a DTensor that this rank holds, and any other tensor as it is.
 

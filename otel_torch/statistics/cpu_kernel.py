@@ -279,7 +279,7 @@ def choose(choice: str) -> None:
     """Set this process's kernel: OTEL_TORCH_KERNEL.
 
     `auto`, `native` and `triton` use the compiled kernel on a CPU if there is one; `torch` never
-    does.
+    does. On a GPU `auto` and `triton` use Triton's.
     """
     global _choice
     _choice = choice

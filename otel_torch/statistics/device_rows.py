@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from otel_torch.statistics.graph_capture import thread_local_capture_mode
+from otel_torch.torch_private import current_raw_stream
 
 # numbers in a block: the scalar rows of a thousand tensors, 64 KiB
 _BLOCK = 8192
@@ -22,13 +23,15 @@ _BLOCK = 8192
 class _RowMemory:
     """The block in which the next rows of one device and dtype are allocated.
 
-    A full block lives as long as its rows. `streams`: those that wrote rows since the last copy.
+    A full block lives as long as its rows. `streams`: those that wrote rows since the last copy, by
+    their handles. `recorded`: those that the allocator knows to use the block.
     """
 
     def __init__(self) -> None:
         self.block: Tensor | None = None
         self.used = 0
         self.streams: dict[int, Any] = {}
+        self.recorded: set[int] = set()
 
 
 _memories: dict[tuple[torch.device, torch.dtype], _RowMemory] = {}
@@ -42,14 +45,17 @@ def allocate_row(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if memory.block is None or memory.used + size > memory.block.numel():
             with torch.inference_mode(False):
                 memory.block = torch.empty(max(size, _BLOCK), dtype=dtype, device=device)
-            memory.used = 0
+            memory.used, memory.recorded = 0, set()
         row = memory.block.narrow(0, memory.used, size)
         memory.used += size
         if device.type == "cuda":
-            stream = torch.cuda.current_stream(device)
-            if memory.streams.setdefault(stream.stream_id, stream) is stream:
+            handle = current_raw_stream(device.index)
+            if handle not in memory.streams:
+                memory.streams[handle] = torch.cuda.current_stream(device)
+            if handle not in memory.recorded:
                 # the allocator must not reuse the block before this stream is done with it
-                memory.block.record_stream(stream)
+                memory.block.record_stream(memory.streams[handle])
+                memory.recorded.add(handle)
         return row
 
 

@@ -5,9 +5,6 @@ CUDA builds. It is imported only when a model on a GPU is prepared; what is slow
 device is done then: compilation, the sketch's tables, and a comparison with torch's operators. A
 forward pass only launches, into memory that exists already. Where Triton is missing or fails, and
 for tensors it was not prepared for, torch's operators are used.
-
-The kernel has been run in Triton's interpreter on a CPU and compiled for sm_80 and sm_90, but not
-run on a GPU. It is therefore used only with OTEL_TORCH_KERNEL=triton.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from otel_torch.statistics.reduce import reduce_scalars
 from otel_torch.statistics.row_layout import BINS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, bits, shift, sketch
 from otel_torch.statistics.sketch_format import SIZE
-from otel_torch.torch_private import unobserved
+from otel_torch.torch_private import current_raw_stream, unobserved
 
 # Triton's name of each dtype that the kernel reads
 TRITON_TYPES = {
@@ -177,14 +174,13 @@ class GpuKernel:
 
     def _workspace(self) -> Tensor | None:
         """Return the current stream's memory for partial rows; None if all are taken."""
-        stream = torch.cuda.current_stream(self._index) if self._index >= 0 else None
-        key = stream.cuda_stream if stream is not None else 0
         unused = len(self._streams)
-        index = self._streams.setdefault(key, unused)
+        handle = current_raw_stream(self._index) if self._index >= 0 else 0
+        index = self._streams.setdefault(handle, unused)
         if index >= _STREAMS:
             return None
-        if index == unused and stream is not None:
-            self._workspaces[index].record_stream(stream)
+        if index == unused and self._index >= 0:
+            self._workspaces[index].record_stream(torch.cuda.current_stream(self._index))
         return self._workspaces[index]
 
 
@@ -215,8 +211,8 @@ _kernels: dict[torch.device, GpuKernel | str] = {}
 
 
 def is_chosen() -> bool:
-    """Return whether this process chose Triton."""
-    return cpu_kernel.current_choice() == "triton"
+    """Return whether this process wants Triton where it works: it has chosen nothing else."""
+    return cpu_kernel.current_choice() in ("auto", "triton")
 
 
 @unobserved

@@ -7,7 +7,7 @@ accelerator stays there, and all rows of a step are read together (`read_rows.py
 A tensor goes to the first of these that can read it:
 
 - on a CPU the compiled kernel (`cpu_kernel.py`): one pass over its memory,
-- on a GPU the Triton kernel (`gpu_kernel.py`), if that was chosen: one pass over its memory,
+- on a GPU the Triton kernel (`gpu_kernel.py`), if it works there: one pass over its memory,
 - elsewhere torch's operators (`reduce.py`, `histogram.py`, `sketch.py`).
 """
 
@@ -113,7 +113,7 @@ def _without_parts(plan: _RowPlan) -> _RowPlan:
 @unseen_by_function_modes
 @unseen_by_function_modes  # autocast must stay visible
 def prepare_devices(tensors: Iterable[Tensor], columns: Sequence[str]) -> None:
-    """Send the sketch's tables to the GPUs of `tensors`, and compile the Triton kernel if chosen.
+    """Send the sketch's tables to the GPUs of `tensors`, and compile the Triton kernel there.
 
     Waits for those GPUs, so that `measure` never has to during a forward pass. The current GPU is
     included. Does nothing where no GPU is in use.

@@ -96,7 +96,7 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     width = rows.shape[1]
     if width > signs.numel():
         signs = signs.repeat(-(-width // signs.numel()))
-    turns = torch.tensor(TURNS, dtype=dtype, device=values.device)
+    turns = _turns(values.device, dtype)
     total = torch.zeros(2, FREQUENCIES, dtype=dtype, device=values.device)
     step = max(1, PIECE * _at_once(values) // max(width, 1))
     for first in range(0, rows.shape[0], step):
@@ -110,6 +110,11 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
         imaginary = (phase.sin() * sums[:, None]).sum(0)
         total += torch.stack((real, imaginary))
     return total.flatten()
+
+
+@functools.lru_cache
+def _turns(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(TURNS, dtype=dtype).to(device)  # which waits for the device
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

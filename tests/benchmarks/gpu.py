@@ -29,6 +29,7 @@ from otel_torch.statistics.measure import measure as measure_tensor
 from otel_torch.statistics.measure import prepare_devices
 from tests.benchmarks.bandwidth import SUMS
 from tests.benchmarks.figures import Figure, Size, command
+from tests.benchmarks.graph import LATER, take_turns
 from tests.benchmarks.pairing import BARE, CONTROL, Rounds, Side, interleave, plainly
 from tests.benchmarks.sides import SIX, Sides, session
 from tests.benchmarks.six_statistics import FASTVIDEO
@@ -41,7 +42,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 }
 # the modes of torch.compile
 COMPILED = {"compiled": "default", "in CUDA graphs": "reduce-overhead"}
-KERNELS = {"torch": "auto", "Triton": "triton"}
+KERNELS = {"torch": "torch", "Triton": "auto"}
 NO_GPU = "no GPU here"
 
 
@@ -148,13 +149,13 @@ def eager(name: str, make: Callable[[Size], Program], size: Size) -> list[Figure
             for side, entered in recorders.items():
                 waits[side] = synchronisations(entered, program.forward)
         # the wall's clock: while the host waits for the device it may sleep
-        timings = interleave(sides.bare() | recorders, size.count(11), times=5, warm_up=2).wall
+        timings = interleave(sides.bare() | recorders, size.count(5), times=3, warm_up=2).wall
     counts = "; ".join(
         f"{side} {within}, behind it {behind}" for side, (within, behind) in waits.items()
     )
     over = "; ".join(f"{side} {timings.overhead(side)}" for side in (CONTROL, *recorders))
     most = max((within for side, (within, _) in waits.items() if side != FASTVIDEO), default=None)
-    share = timings.share(f"{INPUTS}, torch", FASTVIDEO)
+    share = timings.share(f"{INPUTS}, Triton", FASTVIDEO)
     faster = timings.ratio(f"{INPUTS}, Triton", f"{INPUTS}, torch")
     took = f"{1e3 * min(timings.seconds[BARE]):.1f} ms a forward"
     return [
@@ -274,6 +275,48 @@ def one_read(name: str, values: Tensor, size: Size) -> list[Figure]:
     ]
 
 
+def operations(name: str, make: Callable[[Size], Program], size: Size) -> list[Figure]:
+    """Compare forwards whose every operation is recorded with bare ones, in time and memory."""
+    program = make(size)
+
+    def finished() -> None:
+        program.forward()
+        wait()
+
+    timings, rows = take_turns(program.model, finished, size.count(5), False)
+    ratio = timings.wall.ratio(LATER)
+    took = f"{1e3 * min(timings.wall.seconds[BARE]):.1f} ms a forward; {rows[LATER]:,.0f} rows"
+    figures = [
+        Figure.estimated(
+            f"{name}: forward with a graph of operations over without", ratio, 6, f"{ratio}; {took}"
+        )
+    ]
+    if device().type == "cuda":
+        bare = _peak(program, None)
+        more = (_peak(program, {"capture": "graph"}) - bare) / 1e6
+        figures.append(
+            Figure(
+                f"{name}, graph of operations: MB of the device more",
+                more,
+                300,
+                f"bare {bare / 1e6:.0f} MB",
+            )
+        )
+    return figures
+
+
+def _peak(program: Program, settings: Mapping[str, str] | None) -> int:
+    """Return the most bytes that tensors have on the device during a forward."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        nullcontext() if settings is None else session(Path(folder, "run.jsonl"), settings),
+    ):
+        torch.cuda.reset_peak_memory_stats()
+        program.forward()
+        wait()
+        return torch.cuda.max_memory_allocated()
+
+
 def measure(size: Size) -> list[Figure]:
     """Measure all figures."""
     if not (torch.cuda.is_available() or size.smallest):
@@ -282,6 +325,7 @@ def measure(size: Size) -> list[Figure]:
     figures = []
     for name, make in PROGRAMS.items():
         figures += attempted(name, partial(eager, name, make, size))
+        figures += attempted(name, partial(operations, name, make, size))
         for way in list(COMPILED)[: size.of(2, 1)]:
             figures += attempted(f"{name}, {way}", partial(compiled, name, make, way, size))
     for dtype in (torch.float32, torch.bfloat16):

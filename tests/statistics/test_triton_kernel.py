@@ -202,7 +202,7 @@ def test_what_measures_on_a_gpu_is_named(no_kernels, monkeypatch):
         gpu_kernel.describe()
         == "torch (no Triton kernel: it computes wrong numbers for torch.float32)"
     )
-    cpu_kernel.choose("auto")
+    cpu_kernel.choose("native")
     assert gpu_kernel.describe() == "torch"
 
 
@@ -223,13 +223,13 @@ def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, m
     assert isinstance(gpu_kernel._kernels[device], str)
 
 
-def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(
+def test_nothing_is_prepared_while_a_graph_is_captured_nor_where_torch_was_chosen(
     no_kernels, monkeypatch
 ):
     monkeypatch.setattr(gpu_kernel, "is_capturing", lambda: True)
     gpu_kernel.prepare(torch.device("cuda", 0), (torch.float32,), (cpu_kernel.SUMS,))
     monkeypatch.setattr(gpu_kernel, "is_capturing", lambda: False)
-    cpu_kernel.choose("auto")
+    cpu_kernel.choose("native")
     gpu_kernel.prepare(torch.device("cuda", 0), (torch.float32,), (cpu_kernel.SUMS,))
     assert gpu_kernel._kernels == {}
 

@@ -259,7 +259,7 @@ def test_measure_uses_it_where_it_is_prepared(as_on_a_gpu):
         and beside.numel() == 7
     )
     assert measure(torch.empty(0)).row is None
-    cpu_kernel.choose("auto")
+    cpu_kernel.choose("native")
     assert gpu_kernel.measure(values, cpu_kernel.SUMS) is None
     assert gpu_kernel.describe() == "torch"
 

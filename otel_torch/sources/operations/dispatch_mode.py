@@ -5,6 +5,7 @@ Whatever goes wrong here ends the graph, never the program.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.sources.operations.fused_operations import decomposition_of, is_too_large
+from otel_torch.sources.operations.operation_kinds import OperationKind, kind_of
 from otel_torch.sources.operations.operation_recorder import OperationRecorder, Started
 
 # of tensors whose class does not handle operations itself
 _PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class _Thread(threading.local):
+    """Whether this thread launches a kernel: what Triton itself computes is not recorded."""
+
+    is_launching = False
 
 
 class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
@@ -42,6 +50,7 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self._fail, self._breaks_up = recorder, fail, breaks_up
         self._change = change
+        self._thread = _Thread()
         self.is_on = True
 
     @classmethod
@@ -52,7 +61,7 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
     @torch_private.keep_out_of_frames
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.is_on or torch_private.is_faking():
+        if not self.is_on or self._thread.is_launching or torch_private.is_faking():
             return func(*args, **kwargs)
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a wrapper's own operations come next, on what it wraps
@@ -69,9 +78,11 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
         return result
 
     @torch_private.unseen_by_function_modes
-    def _before(self, func: Any, args: Any, kwargs: Any) -> Started | None:
+    def _before(
+        self, func: Any, args: Any, kwargs: Any, kind: OperationKind | None = None
+    ) -> Started | None:
         try:
-            return self.recorder.before(func, args, kwargs)
+            return self.recorder.before(func, args, kwargs, kind or kind_of(func))
         except Exception as error:
             self._end(error)
             return None
@@ -80,8 +91,38 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
     def _after(self, started: Started, result: Any) -> None:
         try:
             self.recorder.after(started, result)
-            if self._breaks_up and started.number is not None:
+            if self._breaks_up and started.number is not None and started.operation is not None:
                 self._break_up(started)
+        except Exception as error:
+            self._end(error)
+
+    def launch(
+        self, kind: OperationKind, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Record a kernel that the program launches past the dispatcher."""
+        started = self._before_launch(kind, args, kwargs)
+        self._thread.is_launching = True
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            self._thread.is_launching = False
+        if started is not None:
+            self._after_launch(started)
+        return result
+
+    @torch_private.unobserved
+    def _before_launch(self, kind: OperationKind, args: Any, kwargs: Any) -> Started | None:
+        return self._before(None, args, kwargs, kind)
+
+    @torch_private.unobserved
+    def _after_launch(self, started: Started) -> None:
+        self._after(started, None)
+
+    @torch_private.unobserved
+    def forget(self) -> None:
+        """Forget what tensors hold: something has run that is not seen."""
+        try:
+            self.recorder.forget()
         except Exception as error:
             self._end(error)
 

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from otel_torch import torch_private
 from otel_torch.records import GraphFields, Record
 from otel_torch.sources.tensors.tensor_reader import MeasuredTensor, RecordedCall
+from otel_torch.statistics.gpu_kernel import TRITON_TYPES
 from otel_torch.statistics.measure import Measurement, measure
 from otel_torch.statistics.row_layout import NONFINITE, SCALARS
 from otel_torch.statistics.table import derive
@@ -25,6 +27,8 @@ COLUMNS_WITH_ROWS = (*COLUMNS, "rows")
 NOTHING = Measurement(None, (), 0, 0, None, "")
 
 _SCALARS_SIZE = 8 * len(SCALARS)
+# of larger tensors on a device no copy is made: recording may take 300 MB there
+_MAX_COPY = 2**27
 
 
 class PackedRow:
@@ -97,6 +101,8 @@ UNMEASURED = MeasuredValue(NOTHING, None)
 
 def measure_value(tensor: torch.Tensor, columns: tuple[str, ...]) -> MeasuredValue:
     """Measure a value with its sketches, of which NaN and Inf are left out."""
+    if not tensor.is_cpu and _may_be_copied(tensor):
+        return MeasuredValue(_measure_on_device(tensor, columns), None)
     measurement = measure(tensor, columns)
     row = measurement.row
     if row is None or isinstance(row, torch.Tensor):
@@ -105,6 +111,22 @@ def measure_value(tensor: torch.Tensor, columns: tuple[str, ...]) -> MeasuredVal
         row = [*row[: len(SCALARS)], *_finite_sketches(tensor, columns)]
     measurement.row = None
     return MeasuredValue(measurement, PackedRow(row))
+
+
+def _may_be_copied(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    is_plain = is_plain and tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and tensor.dtype in TRITON_TYPES and tensor.nbytes <= _MAX_COPY
+
+
+@torch_private.unobserved
+def _measure_on_device(tensor: torch.Tensor, columns: tuple[str, ...]) -> Measurement:
+    """Measure a tensor without waiting to know whether it has any NaN or Inf."""
+    measurement = measure(torch.nan_to_num(tensor, 0, 0, 0), columns)
+    scalars = measure(tensor, SCALARS).row
+    if isinstance(measurement.row, torch.Tensor) and isinstance(scalars, torch.Tensor):
+        measurement.row[: len(SCALARS)].copy_(scalars)
+    return measurement
 
 
 def _finite_sketches(tensor: torch.Tensor, columns: tuple[str, ...]) -> Sequence[float]:

@@ -33,12 +33,7 @@ from otel_torch.sources.operations.graph_rows import (
     make_row,
     measure_value,
 )
-from otel_torch.sources.operations.operation_kinds import (
-    SHARES_MEMORY,
-    OperationKind,
-    draws_now,
-    kind_of,
-)
+from otel_torch.sources.operations.operation_kinds import SHARES_MEMORY, OperationKind, draws_now
 from otel_torch.sources.operations.places import BACKWARD, Places
 from otel_torch.sources.operations.program_values import Look, ProgramValues, Value, memory_of
 from otel_torch.sources.operations.source_lines import SourceLines
@@ -117,7 +112,7 @@ class OperationRecorder:
         rows: bool = False,
     ) -> None:
         self._places, self._add, self._meet, self.parts = places, add, meet, parts
-        self._columns = COLUMNS_WITH_ROWS if rows else COLUMNS
+        self.columns = COLUMNS_WITH_ROWS if rows else COLUMNS
         self.values = ProgramValues()
         self.lines = SourceLines()
         self.inside = _Inside()
@@ -138,9 +133,10 @@ class OperationRecorder:
     # -- operations
     # ----------------------------------------------------------------------------------------------
 
-    def before(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Started:
-        """Number what an operation reads."""
-        kind = kind_of(operation)
+    def before(
+        self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: OperationKind
+    ) -> Started:
+        """Number what an operation reads; `operation` is None for a kernel that torch knows not."""
         line = self.lines.current()
         call = self._places.current_call()
         forward_line = None
@@ -237,7 +233,7 @@ class OperationRecorder:
             measured, own = UNMEASURED, None
             if not kind.is_collective:
                 own = self._replaced(started.call, label, tensor)
-                measured = reuse or measure_value(tensor if own is None else own, self._columns)
+                measured = reuse or measure_value(tensor if own is None else own, self.columns)
             value = self._new_value(measured)
             row = self._operation_row(started, label, value, index, tensor, measured)
             if own is not None:
@@ -262,7 +258,7 @@ class OperationRecorder:
 
     def _add_put(self, started: Started, own: Value, label: str, tensor: torch.Tensor) -> None:
         """Add what was put in the place of a value."""
-        measured = measure_value(tensor, self._columns)
+        measured = measure_value(tensor, self.columns)
         value = self._new_value(measured)
         fields: dict[str, Any] = {
             "op": PUT,
@@ -290,16 +286,14 @@ class OperationRecorder:
             return None
         if not (tensor.is_contiguous() and base.is_contiguous()):
             return None
-        if self._columns is not COLUMNS and tensor.shape[-1:] != base.shape[-1:]:
+        if self.columns is not COLUMNS and tensor.shape[-1:] != base.shape[-1:]:
             return None  # other rows
         value = self.values.look(base).value
         if value is None or value.row is None:
             return None
         numel = tensor.numel()
         shape, dtype = list(tensor.shape), str(tensor.dtype)
-        return MeasuredValue(
-            Measurement(None, self._columns, numel, numel, shape, dtype), value.row
-        )
+        return MeasuredValue(Measurement(None, self.columns, numel, numel, shape, dtype), value.row)
 
     def _operation_row(
         self,
@@ -345,7 +339,7 @@ class OperationRecorder:
 
     def _add_reread(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
         """Add what a tensor shows after others have written to its memory."""
-        measured = measure_value(tensor, self._columns)
+        measured = measure_value(tensor, self.columns)
         value = self._new_value(measured)
         reads = [layer.number for layer in look.layers]
         fields: dict[str, Any] = {
@@ -379,7 +373,7 @@ class OperationRecorder:
             call = self._places.in_module(call, named.module, named.model)
         label = f"leaf[{self._next('leaf', call)}]"
         self._replaced(call, label, tensor)
-        measured = measure_value(tensor, self._columns)
+        measured = measure_value(tensor, self.columns)
         value = self._new_value(measured)
         fields: dict[str, Any] = {"leaf": leaf, "name": named.name, "value": value.number}
         self._add_lines(fields, started)
@@ -398,7 +392,7 @@ class OperationRecorder:
                 parts = [part for own in parts for part in own.chunk(count, axis)]
             number = self._next("part", call)
             for place, part in enumerate(parts):
-                measured = measure_value(part, self._columns)
+                measured = measure_value(part, self.columns)
                 fields: dict[str, Any] = {
                     "op": PART,
                     "args": [{"value": whole.number}, {str(axis): n for axis, n in cut.items()}],
@@ -437,7 +431,7 @@ class OperationRecorder:
         for item in pending:
             tensor = item.tensor()
             if tensor is not None:
-                measured = measure_value(tensor, self._columns)
+                measured = measure_value(tensor, self.columns)
                 item.row.measurement = measured.measurement
                 item.row.packed = item.value.row = measured.packed
 

@@ -23,10 +23,13 @@ from otel_torch.sources.models.model import Model, ModuleSite
 from otel_torch.sources.models.selection import ModuleSelection
 from otel_torch.sources.modules.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.modules.module_dict import ModuleDict
+from otel_torch.sources.modules.module_names import all_parameters
 from otel_torch.sources.operations.dispatch_mode import GraphMode
 from otel_torch.sources.operations.graph_rows import GraphRow
+from otel_torch.sources.operations.kernel_launches import follow_kernels
 from otel_torch.sources.operations.operation_recorder import OperationRecorder
 from otel_torch.sources.operations.places import Places, named_sites
+from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import warm_ups
 from otel_torch.sources.steps.forwards import ForwardContext, Inputs
@@ -34,6 +37,8 @@ from otel_torch.sources.steps.training_steps import TrainingStep
 from otel_torch.sources.steps.updates import OptimizerStep
 from otel_torch.sources.tensors.tensor_reader import RecordedCall
 from otel_torch.sources.tensors.values import walk
+from otel_torch.statistics.measure import prepare_devices
+from otel_torch.statistics.row_layout import SCALARS
 
 _HOOK = "otel_torch.graph"
 
@@ -96,6 +101,8 @@ class GraphCapture(Source):
         self._has_failed = False
         self.is_cut = False  # the program goes on with a step that is not selected
         self._restore_compiler: Callable[[], None] | None = None
+        self._replacements = Replacements()
+        follow_kernels(self._replacements)
         events.modules_found.append(self._guarded(self._attach))
         events.forward_began.append(self._guarded(self._on_forward))
         events.optimizer_stepping.append(self._guarded(self._on_stepping))
@@ -175,6 +182,9 @@ class GraphCapture(Source):
     def _attach(self, model: Model, sites: list[ModuleSite]) -> None:
         if not self._selection.has_model(model.name) or not self._has_destination():
             return
+        root = model.root()
+        for columns in (self.recorder.columns, SCALARS):
+            prepare_devices(() if root is None else all_parameters(root), columns)
         for site in sites:
             module = site.module()
             if module is not None and not has_hook(module, _HOOK):
@@ -276,6 +286,7 @@ class GraphCapture(Source):
         self._leave_all()
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
+        self._replacements.restore()
 
 
 def _run_compiled_eagerly(model: Model) -> Callable[[], None]:
