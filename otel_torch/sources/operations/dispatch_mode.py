@@ -22,10 +22,10 @@ from otel_torch.sources.operations.operation_recorder import OperationRecorder, 
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
-class _Thread(threading.local):
+class _Launching(threading.local):
     """Whether this thread launches a kernel: what Triton itself computes is not recorded."""
 
-    is_launching = False
+    is_now = False
 
 
 class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
@@ -50,7 +50,7 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder, self._fail, self._breaks_up = recorder, fail, breaks_up
         self._change = change
-        self._thread = _Thread()
+        self._launching = _Launching()
         self.is_on = True
 
     @classmethod
@@ -61,7 +61,7 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
     @torch_private.keep_out_of_frames
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.is_on or self._thread.is_launching or torch_private.is_faking():
+        if not self.is_on or self._launching.is_now or torch_private.is_faking():
             return func(*args, **kwargs)
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a wrapper's own operations come next, on what it wraps
@@ -101,11 +101,11 @@ class GraphMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch
     ) -> Any:
         """Record a kernel that the program launches past the dispatcher."""
         started = self._before_launch(kind, args, kwargs)
-        self._thread.is_launching = True
+        self._launching.is_now = True
         try:
             result = run(*args, **kwargs)
         finally:
-            self._thread.is_launching = False
+            self._launching.is_now = False
         if started is not None:
             self._after_launch(started)
         return result
