@@ -17,7 +17,7 @@ from otel_torch.graph.counterparts import Counterpart, is_beside
 from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT
+from otel_torch.graph.states import RIGHT, use_weights_equally
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
@@ -150,9 +150,13 @@ class ComparedRuns:
 
     @property
     def may_share_rows(self) -> bool:
-        """Whether no end of one program has the size of the other's, and rows were not measured."""
+        """Whether rows were not measured and may tell more: no end of one program has the size of
+        the other's, or the programs go through their tokens or batch in other parts.
+        """
         comparison = self.leading.comparison
-        return not (comparison.is_comparable or comparison.has_rows)
+        if comparison.has_rows:
+            return False
+        return not (comparison.is_comparable and use_weights_equally(comparison.programs))
 
     @property
     def leading(self) -> ComparedRank:

@@ -86,6 +86,16 @@ class _Search:
         if later is not None:
             self._tell(f"the first steps match, step {later.steps.port} does not")
             compared = self._programs.later(later)
+        answer = self._answer(compared)
+        if answer.is_healed or not answer.faults or not compared.may_share_rows:
+            return answer
+        if any(fault.proof == "proven" for fault in answer.faults):
+            return answer
+        compared = self._programs.by_rows()
+        # rows tell nothing of an order: what is in another one looks right
+        return self._answer(compared) if compared.leading.comparison.faults else answer
+
+    def _answer(self, compared: ComparedRuns) -> Bisection:
         report = compared.report()
         report.following = ()  # its recordings are not kept
         answer = Bisection(report, runs=self._programs.programs.runs)

@@ -70,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare two runs of one program and name the first tensor that is not identical in "
         "every bit; record both with OTEL_TORCH_STATS=hash,shape,dtype",
     )
+    parser.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        help="compare the ranks of folders on a cluster of Ray whose machines see the same files: "
+        "ray, or ray://HOST:PORT. Default: processes of this machine",
+    )
     tolerances.add_argument(
         "--quantized",
         action="store_true",
@@ -176,6 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
             "bitwise",
             "warm_ups",
             "quantized",
+            "on",
         )
     }
     try:

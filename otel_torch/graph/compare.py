@@ -25,7 +25,7 @@ from otel_torch.graph.ends import (
     pair_ends,
     values_of_ends,
 )
-from otel_torch.graph.equality import find_equal
+from otel_torch.graph.equality import EQUAL, Side, find_equal
 from otel_torch.graph.error_model import (
     JUMP,
     MOST_ERROR,
@@ -163,6 +163,11 @@ class GraphComparison:
         return all(graph.has_rows for graph in self.graphs)
 
     @property
+    def is_vague(self) -> bool:
+        """Whether the error model allows so much at an end that a fault may hide in it."""
+        return any(JUMP * pair.limit >= MOST_ERROR for pair in self.ends)
+
+    @property
     def is_close(self) -> bool:
         """Whether the wrong ends are so near to their limits that the error model may be off."""
         wrong = [pair for pair in self.ends if not pair.is_right]
@@ -203,9 +208,14 @@ def compare_graphs(
     graphs = unfold(reference, limits[0]), unfold(port, limits[1])
     if noise is not None:
         limits = limits[0], _port_limits_under_noise(graphs, limits)
-    sides = find_equal(
-        *graphs, (np.minimum(limits[0], MOST_ERROR), np.minimum(limits[1], MOST_ERROR))
-    )
+    sides = _find_equal(graphs, limits)
+    if noise is None and max(limit.max(initial=0.0) for limit in limits) >= MOST_ERROR:
+        # the model of a long program says nothing in the end: what was measured on the way does
+        limits = (
+            _beside_measured(graphs[0], limits[0], sides[0]),
+            _beside_measured(graphs[1], limits[1], sides[1]),
+        )
+        sides = _find_equal(graphs, limits)
     programs = make_programs(graphs, sides, limits, noise is not None)
     ends, unpaired = pair_ends(programs, end_limits or limits)
     programs, replaced = add_exchanged(programs, end_limits or limits, exchanged)
@@ -214,6 +224,19 @@ def compare_graphs(
     faults = _find_faults(programs, wrong, limits, rules, open_to)
     lacked = count_lacked_rows(programs, limits, ends)
     return GraphComparison(programs, faults, ends, unpaired, limits, open_to, lacked)
+
+
+def _find_equal(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> tuple[Side, Side]:
+    return find_equal(
+        *graphs, (np.minimum(limits[0], MOST_ERROR), np.minimum(limits[1], MOST_ERROR))
+    )
+
+
+def _beside_measured(graph: Graph, limits: Floats, side: Side) -> Floats:
+    """Return the limits that follow from how far the values before each are off."""
+    measured = np.where(side.relation == EQUAL, side.error, np.nan)
+    closer: Floats = np.minimum(limits, base_limits(graph, legal_errors(graph, measured)))
+    return closer
 
 
 def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:

@@ -18,7 +18,7 @@ from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
-from otel_torch.graph.states import RIGHT, ComparedProgram
+from otel_torch.graph.states import RIGHT, ComparedProgram, computed_from
 
 Programs = tuple[ComparedProgram, ComparedProgram]
 Limits = tuple[Floats, Floats]
@@ -68,6 +68,7 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
     if programs[0].graph.is_cut == programs[1].graph.is_cut:
         kept += [compare_ends(programs, limits, *pair) for pair in _same_content(programs, loose)]
+    kept = _without_passed(programs, kept)
     named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
     # of which ranks have neither a whole nor a part, such as padded rows: it is said
     odd = [pair for pair in ends if pair.error == np.inf and not _is_elsewhere(programs, pair)]
@@ -112,6 +113,43 @@ def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> b
     return len(same) > 1 and _is_of_another_rank(programs, pair, ends)
 
 
+def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
+    """Leave out what models return otherwise, if all that both programs compute from it is right:
+    an entropy of each sample here, and that of all of them later there.
+    """
+    are_open = [
+        not pair.is_right
+        and all(program.readers[value] for program, value in _in_programs(programs, pair))
+        for pair in pairs
+    ]
+    last = [pair for pair, is_open in zip(pairs, are_open, strict=True) if not is_open]
+    return [
+        pair
+        for pair, is_open in zip(pairs, are_open, strict=True)
+        if not (is_open and _comes_out_right(programs, pair, last))
+    ]
+
+
+def _comes_out_right(programs: Programs, pair: EndPair, last: Sequence[EndPair]) -> bool:
+    """Return whether an end that tells something is computed from a pair in both programs, and all
+    such ends are right.
+    """
+    reached = [computed_from(program, value) for program, value in _in_programs(programs, pair)]
+    behind = [
+        end
+        for end in last
+        if all(
+            value in own and program.is_informed[value]
+            for own, (program, value) in zip(reached, _in_programs(programs, end), strict=True)
+        )
+    ]
+    return bool(behind) and all(end.is_right for end in behind)
+
+
+def _in_programs(programs: Programs, pair: EndPair) -> list[tuple[ComparedProgram, int]]:
+    return list(zip(programs, _values_of(programs, pair), strict=True))
+
+
 def _is_of_another_rank(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> bool:
     """Return whether a rank's end of one name is another one: stages of a pipeline have layers of
     one name, and one of them returns what the model does.
@@ -123,12 +161,20 @@ def _is_of_another_rank(programs: Programs, pair: EndPair, ends: Sequence[EndPai
 
 def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     """Return whether a program goes on with what a model returned, and its counterpart is another
-    end, or several.
+    end, or several. Where both go on, whatever equals it in the other program is its counterpart.
     """
     values = _values_of(programs, pair)
-    if not any(program.readers[value] for program, value in zip(programs, values, strict=True)):
+    in_each = _in_programs(programs, pair)
+    goes_on = [bool(program.readers[value]) for program, value in in_each]
+    if not any(goes_on):
         return False
+    if all(goes_on) and all(_has_equal(program, value) for program, value in in_each):
+        return True
     return pair.error == np.inf or _are_other_ends(programs, values)
+
+
+def _has_equal(program: ComparedProgram, value: int) -> bool:
+    return bool(program.state[value] == RIGHT and program.is_informed[value])
 
 
 def _are_other_ends(programs: Programs, values: Sequence[int]) -> bool:

@@ -52,7 +52,7 @@ def is_coarse(graph: Graph) -> bool:
     return bool(graph.values.roundoff.max(initial=0.0) > FLOAT32_ROUNDOFF)
 
 
-def legal_errors(graph: Graph) -> Floats:
+def legal_errors(graph: Graph, measured_errors: Floats | None = None) -> Floats:
     """Return how far each value may be off by rounding alone, relative L2, per value.
 
     Of what an operation reads the largest error counts: values that were computed from each other
@@ -60,7 +60,14 @@ def legal_errors(graph: Graph) -> Floats:
     A sum takes the errors of its terms by their sizes: what a block adds to a residual stream
     is small beside the stream, and so is its error. What a difference leaves may be small, too,
     beside the errors of both.
+
+    Args:
+        measured_errors: Of each value beside its equal in the other program, NaN without one. What
+            is computed from it starts with a multiple of that, whatever came before it.
     """
+    if measured_errors is None:
+        measured_errors = np.full(len(graph.values), np.nan)
+    measured: list[float] = ((JUMP * measured_errors) ** 2).tolist()
     values, nodes = graph.values, graph.nodes
     squares: list[float] = (rounding_errors(values.roundoff) ** 2).tolist()
     rounds = list(squares)
@@ -79,6 +86,8 @@ def legal_errors(graph: Graph) -> Floats:
                 if set(factors) != {1.0}:
                     before = max(before, largest)
             squares[value] = max(before, rounds[value]) if is_move else before + rounds[value]
+            if measured[value] < squares[value]:
+                squares[value] = max(measured[value], rounds[value])
     errors: Floats = np.sqrt(np.array(squares))
     return errors
 
@@ -107,9 +116,13 @@ def _factors(
         if np.linalg.norm(made - terms.sum(axis=0)) <= slack:
             factors[node] = [1.0] * len(reads)
             continue
-        if len(set(reads)) < len(reads):
-            continue  # a square: factors of one term twice would cancel, and fit anything
-        fitted = np.linalg.lstsq(terms.T, made, rcond=None)[0]
+        difference = [1.0, -1.0]
+        if len(reads) == 2 and np.linalg.norm(made - difference @ terms) <= slack:
+            factors[node] = difference
+            continue
+        fitted, _, rank, _ = np.linalg.lstsq(terms.T, made, rcond=JUMP * SKETCH_ROUNDOFF)
+        if rank < len(reads):
+            continue  # a square, or a quotient that is nearly 1: one term twice fits anything
         if np.linalg.norm(made - fitted @ terms) <= slack:
             factors[node] = fitted.tolist()
     return factors

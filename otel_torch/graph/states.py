@@ -102,6 +102,45 @@ def made_from(
     return found
 
 
+def computed_from(program: ComparedProgram, value: int) -> set[int]:
+    """Return the values that round and are computed from a value by such alone: of indices only
+    the place of the largest comes through, of logits all numbers.
+    """
+    found: set[int] = set()
+    waiting = [value]
+    while waiting:
+        for node in program.readers[waiting.pop()]:
+            new = {made for made in program.makes[node] if program.graph.values.roundoff[made] > 0}
+            waiting += new - found
+            found |= new
+    return found
+
+
+def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
+    """Return whether most weights are used as often in both programs. Else one of them goes through
+    its tokens or its batch in more parts than the other.
+    """
+    uses: list[dict[int, int]] = [{}, {}]
+    for counts, program in zip(uses, programs, strict=True):
+        is_weight = (program.graph.values.maker < 0) & program.is_informed
+        for value in np.flatnonzero(is_weight & (program.state == RIGHT)).tolist():
+            group = int(program.side.group[value])
+            counts[group] = counts.get(group, 0) + _count_uses(program, value)
+    common = uses[0].keys() & uses[1].keys()
+    unequal = sum(uses[0][group] != uses[1][group] for group in common)
+    return 2 * unequal <= len(common)
+
+
+def _count_uses(program: ComparedProgram, value: int) -> int:
+    """Return how many operations compute with a value, or with what only moves it."""
+    return sum(
+        sum(_count_uses(program, made) for made in program.makes[node])
+        if program.graph.nodes.moves[node]
+        else 1
+        for node in program.readers[value]
+    )
+
+
 def make_programs(
     graphs: tuple[Graph, Graph],
     sides: tuple[Side, Side],

@@ -95,15 +95,20 @@ def compare_bitwise(
     progress: Callable[[str], None] = lambda text: None,
     *,
     warm_ups: bool = False,
+    on: str | None = None,
 ) -> Report:
     """Compare two recordings of one program, or two folders with the recordings of all ranks.
 
+    Args:
+        on: `ray`, or the address of a Ray cluster, whose machines compare the ranks of folders.
+
     Raises:
         RecordingError: A file cannot be read.
+        ValueError: There is no such cluster.
     """
     paths = Path(reference), Path(port)
     if any(path.is_dir() for path in paths):
-        return compare_ranks(*paths, None, partial(_compare, warm_ups=warm_ups), progress)
+        return compare_ranks(*paths, None, partial(_compare, warm_ups=warm_ups), progress, on)
     return _compare(*paths, noise=None, progress=progress, warm_ups=warm_ups)
 
 

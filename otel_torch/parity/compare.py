@@ -67,7 +67,7 @@ from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.program_match import ProgramMatch
-from otel_torch.parity.rank_processes import Progress
+from otel_torch.parity.rank_executor import Progress
 from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
@@ -101,6 +101,7 @@ def compare(
     tensors: Sides[Path] | None = None,
     warm_ups: bool = False,
     quantized: bool = False,
+    on: str | None = None,
 ) -> Report:
     """Compare two recordings, or two folders with the recordings of all ranks.
 
@@ -118,9 +119,11 @@ def compare(
         quantized: Take the port for one that computes in lower precision on purpose. By default,
             the types of its weights tell.
         warm_ups: Compare the forwards of phase `warmup`, too.
+        on: `ray`, or the address of a Ray cluster, whose machines compare the ranks of folders.
 
     Raises:
         RecordingError: A file cannot be read.
+        ValueError: There is no such cluster.
         MapError: The map does not fit the recordings.
     """
 
@@ -167,7 +170,7 @@ def compare(
             return compare_two(reference, port, noise)
 
         return compare_ranks(
-            Path(reference), Path(port), noise_path, compare_here, progress, processes=1
+            Path(reference), Path(port), noise_path, compare_here, progress, workers=1
         )
     compare_rank = partial(
         compare,
@@ -178,7 +181,7 @@ def compare(
         warm_ups=warm_ups,
         quantized=quantized,
     )
-    return compare_ranks(Path(reference), Path(port), noise_path, compare_rank, progress)
+    return compare_ranks(Path(reference), Path(port), noise_path, compare_rank, progress, on)
 
 
 class _Comparison:

@@ -34,6 +34,7 @@ def diff(
     bitwise: bool = False,
     warm_ups: bool = False,
     quantized: bool = False,
+    on: str | None = None,
 ) -> Report:
     """Compare the recording of a port with that of its reference.
 
@@ -58,10 +59,12 @@ def diff(
             where in its tensor a finding is, and often what it is. By default, those that the
             recordings name, if they are still there.
         bitwise: Compare two runs of one program bit by bit, by the keys of their records. Takes
-            none of the options above but `progress`.
+            none of the options above but `progress` and `on`.
         quantized: Take the port for one that computes in lower precision on purpose, as one whose
             weights were rounded to 8 bits and stored as floats. By default, their types tell.
         warm_ups: Compare forwards of phase `warmup`, too: those that a framework ran for itself.
+        on: `ray`, or the address of a Ray cluster (`ray://HOST:PORT`) whose machines see the same
+            files: they compare the ranks of folders. By default, processes of this machine do.
 
     Returns:
         The report; `report.as_json()` is what `otel-torch diff --json` prints.
@@ -88,7 +91,7 @@ def diff(
                 "leave out --noise, --golden, --rtol, --map, --save-map, --save-isolation, "
                 "--tensors and --models"
             )
-        return compare_bitwise(reference, port, progress, warm_ups=warm_ups)
+        return compare_bitwise(reference, port, progress, warm_ups=warm_ups, on=on)
     chosen = None if models is None else Sides(*models)
     pairing = None if save_isolation is None else PairingFinder()
     report = compare(
@@ -104,6 +107,7 @@ def diff(
         tensors=None if tensors is None else Sides(Path(tensors[0]), Path(tensors[1])),
         warm_ups=warm_ups,
         quantized=quantized,
+        on=on,
     )
     if report.by_tokens and save_isolation is not None:
         raise ValueError(

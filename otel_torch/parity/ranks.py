@@ -14,7 +14,7 @@ from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.explain import explain_ranks
 from otel_torch.parity.layouts.one_recording import write_one_recording
 from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
-from otel_torch.parity.rank_processes import CompareRank, Progress, RankPair, compare_pairs
+from otel_torch.parity.rank_executor import CompareRank, Progress, RankPair, compare_pairs
 from otel_torch.parity.rank_recordings import (
     RankRecording,
     find_recordings,
@@ -32,7 +32,8 @@ def compare_ranks(
     noise: Path | None,
     compare_rank: CompareRank,
     progress: Progress,
-    processes: int | None = None,
+    on: str | None = None,
+    workers: int | None = None,
 ) -> Report:
     """Compare two sides of which at least one is a folder of ranks.
 
@@ -42,7 +43,8 @@ def compare_ranks(
         noise: The noise recording of the reference, or a folder of them, if any.
         compare_rank: Compares the recordings of one process each.
         progress: Called with a short text from time to time.
-        processes: How many compare ranks; 1 if `compare_rank` cannot be pickled.
+        on: `ray`, or the address of a Ray cluster, whose machines compare the ranks.
+        workers: How many processes compare ranks; 1 if `compare_rank` cannot be pickled.
     """
     warnings: list[str] = []
     uncompared: list[str] = []
@@ -70,7 +72,7 @@ def compare_ranks(
                 )
             name = "the ranks" if rank is None else f"rank {rank}"
             pairs.append(RankPair(name, reference_part.path, port_part.path, noise_path))
-        compared = compare_pairs(pairs, compare_rank, progress, temporary, processes)
+        compared = compare_pairs(pairs, compare_rank, progress, temporary, on, workers)
         stack.enter_context(closing(compared))
         for reference_part, port_part in parts:
             given = {

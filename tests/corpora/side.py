@@ -24,6 +24,7 @@ BUILDERS = {
     "causes": "tests.corpora.causes.faults",
     "training": "tests.corpora.training.kept_back",
     "unseen": "tests.corpora.unseen.programs",
+    "later": "tests.corpora.unseen.programs",
     "ports": "tests.fastvideo.ports.program",
 }
 

@@ -143,7 +143,7 @@ def test_pairs_of_one_rank_alone_are_kept(folder, tmp_path):
         return reports[-1]
 
     right = replicated_reference(folder, tmp_path / "right")
-    merged = compare_ranks(right, folder / "replicated", None, compare_rank, print, processes=1)
+    merged = compare_ranks(right, folder / "replicated", None, compare_rank, print, workers=1)
     assert [bool(report.compared) for report in reports] == [False, True, False]
     assert len(merged.compared) == len(reports[1].compared)
     assert merged.pairs == merged.compared_left_out + len(merged.compared)

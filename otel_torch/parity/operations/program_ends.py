@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from otel_torch.graph.graph import NOTHING
 from otel_torch.recording.rows import Row
 
-_UPDATE = "update"
+_UPDATE, REREAD = "update", "otel_torch.reread"
 # rank, loop and step
 Step = tuple[Any, Any, Any]
 
@@ -149,8 +149,8 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
 def _results(program: RecordedProgram) -> list[int]:
     """Return the values that the program made after its last end and reads no more.
 
-    Views and slices that nothing reads count as not there. Gradients are left out: in exact
-    numbers many are zero, and the rest is rounding.
+    Views and slices that nothing reads count as not there, and what memory showed that the program
+    then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.
     """
     ended = {row["value"] for row in program.ends}
     last = max(map(program.maker, ended), default=NOTHING)
@@ -161,7 +161,7 @@ def _results(program: RecordedProgram) -> list[int]:
     for node in range(len(program.nodes) - 1, NOTHING, -1):
         row, numbers = program.nodes[node], made[node]
         if used.isdisjoint(numbers):
-            if row.get("moves") and len(program.reads[node]) == 1:
+            if row.get("moves") and (len(program.reads[node]) == 1 or row["op"] == REREAD):
                 continue
             if node > last and row.get("phase") != "backward" and "inside" not in row:
                 results += reversed(numbers)

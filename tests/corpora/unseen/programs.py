@@ -20,7 +20,8 @@ import torch
 
 from tests.corpora.case import Line, Lines
 
-HERE = Path(__file__).parent
+# families that were written at different times
+FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "later")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,13 @@ class Edit:
     at: tuple[str, ...] = ()
 
 
+def path_of(family: str) -> Path:
+    """Return the file of a family."""
+    return next(path for folder in FOLDERS if (path := folder / f"{family}.py").is_file())
+
+
 def source(family: str, edits: Sequence[Edit] = ()) -> str:
-    text = (HERE / f"{family}.py").read_text()
+    text = path_of(family).read_text()
     for edit in edits:
         if text.count(edit.old) != 1:
             raise ValueError(f"{family}.py holds {text.count(edit.old)} times {edit.old!r}")
@@ -50,25 +56,32 @@ def source(family: str, edits: Sequence[Edit] = ()) -> str:
 
 def lines_of(text: str, parts: tuple[str, ...]) -> set[int]:
     """Return the lines of the statements that hold the parts, of a loop or a branch its first ones."""
-    lines: set[int] = set()
-    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
     for part in parts:
         if text.count(part) != 1:
             raise ValueError(f"{text.count(part)} times {part!r}")
-        first = text[: text.index(part)].count("\n") + 1
-        for line in range(first, first + part.strip("\n").count("\n") + 1):
-            around = [s for s in statements if s.lineno <= line <= (s.end_lineno or 0)]
-            inner = max(around, key=lambda s: s.lineno)
-            body = getattr(inner, "body", None)
-            last = body[0].lineno - 1 if body else inner.end_lineno
-            lines |= set(range(inner.lineno, (last or 0) + 1))
+    return set().union(*(_lines_from(text, text.index(part), part) for part in parts))
+
+
+def _lines_from(text: str, place: int, part: str) -> set[int]:
+    """Return the lines of the statements that hold a part, which stands at a place of the text."""
+    lines: set[int] = set()
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    first = text[:place].count("\n") + 1
+    for line in range(first, first + part.strip("\n").count("\n") + 1):
+        around = [s for s in statements if s.lineno <= line <= (s.end_lineno or 0)]
+        inner = max(around, key=lambda s: s.lineno)
+        body = getattr(inner, "body", None)
+        last = body[0].lineno - 1 if body else inner.end_lineno
+        lines |= set(range(inner.lineno, (last or 0) + 1))
     return lines
 
 
 def right_lines(name: str, edit: Edit, others: Sequence[Edit] = ()) -> Lines:
     """Return the right lines of both programs for an edit; the port may have others beside it."""
     family = name.partition("_")[0]
-    port = lines_of(source(family, (edit, *others)), (edit.new, *edit.at))
+    place = source(family, others).index(edit.old)
+    text = source(family, (*others, edit))
+    port = _lines_from(text, place, edit.new) | lines_of(text, edit.at)
     reference = lines_of(source(family), edit.reference)
     return Lines(
         tuple(Line(place=f"{name}.py:{line}") for line in sorted(port)),
@@ -83,9 +96,8 @@ def _folder() -> Path:
 
 def load(name: str, edits: Sequence[Edit] = ()) -> ModuleType:
     """Import a family's file, or a copy of it that has been edited."""
-    path = HERE / f"{name}.py"
+    path = _folder() / f"{name}.py" if edits else path_of(name)
     if edits:
-        path = _folder() / f"{name}.py"
         path.write_text(source(name.partition("_")[0], edits))
     spec = importlib.util.spec_from_file_location(f"unseen_{name}", path)
     assert spec is not None and spec.loader is not None
@@ -97,9 +109,10 @@ def load(name: str, edits: Sequence[Edit] = ()) -> ModuleType:
 @contextmanager
 def side(name: str, side: str, variant: str, seed: int) -> Iterator[Callable[[], object]]:
     """Build one side of a case; only the port is edited, with all edits that a `+` joins."""
-    from tests.corpora.unseen.edits import FAULTS, LEGAL
+    from tests.corpora.later import edits as later
+    from tests.corpora.unseen import edits
 
-    known = FAULTS | LEGAL
+    known = edits.FAULTS | edits.LEGAL | later.FAULTS | later.LEGAL
     torch.manual_seed(seed)
     reference, port = load(name, [known[own] for own in name.split("+") if own in known]).build()
     torch.manual_seed(seed + 7)
