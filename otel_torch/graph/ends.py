@@ -114,9 +114,13 @@ def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> b
 
 
 def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
-    """Leave out what models return otherwise, if all that both programs compute from it is right:
-    an entropy of each sample here, and that of all of them later there.
+    """Leave out what models return otherwise and the programs go on with, if each program has the
+    other's value, too, or all that both compute from it is right: logits here and logarithms there.
+
+    Of two trainings the ends are gradients, of which an optimizer may hide much.
     """
+    if all(program.graph.passed.any() for program in programs):
+        return pairs
     are_open = [
         not pair.is_right
         and all(program.readers[value] for program, value in _in_programs(programs, pair))
@@ -126,8 +130,15 @@ def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
     return [
         pair
         for pair, is_open in zip(pairs, are_open, strict=True)
-        if not (is_open and _comes_out_right(programs, pair, last))
+        if not (is_open and (_is_in_both(programs, pair) or _comes_out_right(programs, pair, last)))
     ]
+
+
+def _is_in_both(programs: Programs, pair: EndPair) -> bool:
+    return all(
+        program.state[value] == RIGHT and program.is_informed[value]
+        for program, value in _in_programs(programs, pair)
+    )
 
 
 def _comes_out_right(programs: Programs, pair: EndPair, last: Sequence[EndPair]) -> bool:
@@ -161,20 +172,12 @@ def _is_of_another_rank(programs: Programs, pair: EndPair, ends: Sequence[EndPai
 
 def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     """Return whether a program goes on with what a model returned, and its counterpart is another
-    end, or several. Where both go on, whatever equals it in the other program is its counterpart.
+    end, or several.
     """
     values = _values_of(programs, pair)
-    in_each = _in_programs(programs, pair)
-    goes_on = [bool(program.readers[value]) for program, value in in_each]
-    if not any(goes_on):
+    if not any(program.readers[value] for program, value in zip(programs, values, strict=True)):
         return False
-    if all(goes_on) and all(_has_equal(program, value) for program, value in in_each):
-        return True
     return pair.error == np.inf or _are_other_ends(programs, values)
-
-
-def _has_equal(program: ComparedProgram, value: int) -> bool:
-    return bool(program.state[value] == RIGHT and program.is_informed[value])
 
 
 def _are_other_ends(programs: Programs, values: Sequence[int]) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 
 from otel_torch.graph.compare import GraphComparison, compare_graphs
 from otel_torch.graph.graph import Graph
+from otel_torch.graph.states import use_weights_equally
 from tests.graph.writer import Writer
 
 RANDOM = np.random.default_rng(0)
@@ -63,3 +64,39 @@ def test_what_is_left_of_a_program_that_goes_on_is_not_compared_with_an_end() ->
     comparison = compare_graphs(sampler(0.5), sampler(0.7, is_cut=True))
     assert comparison.is_match and [pair.name for pair in comparison.ends] == ["out", "out#2"]
     assert not compare_graphs(sampler(0.5, is_cut=True), sampler(0.7, is_cut=True)).is_match
+
+
+def returning(name: str, factor: float, *, goes_on: bool = True) -> Graph:
+    """Return a model that returns the logarithms of something, or the logits, and what is made of it."""
+    writer = Writer()
+    logits = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", W))
+    powers = writer.op("exp", logits)
+    writer.end("out", {"logits": logits, "powers": powers}[name])
+    if goes_on:
+        made = writer.at("scale").op("mul.scalar", writer.op("add", logits, powers), factor)
+        writer.end("", writer.op("mm", made, writer.leaf("v", Y.T @ Y)))
+    return writer.finish()
+
+
+def test_a_model_may_return_something_else_if_all_that_is_made_of_it_is_right() -> None:
+    assert compare_graphs(returning("logits", 0.5), returning("powers", 0.5)).is_match
+    assert lines(compare_graphs(returning("logits", 0.5), returning("powers", 0.7))) == ["scale"]
+    last = [returning(name, 0.5, goes_on=False) for name in ("logits", "powers")]
+    assert not compare_graphs(*last).is_match
+
+
+def through_weights(parts: int) -> Graph:
+    """Return two products, of all rows at once or of one part after the other."""
+    writer = Writer()
+    x, v, w = writer.leaf("x", X, "input"), writer.leaf("v", W + 1), writer.leaf("w", W)
+    size = len(X) // parts
+    pieces = [writer.op("slice", x, 0, n * size, (n + 1) * size) for n in range(parts)]
+    made = [writer.op("mm", writer.op("mm", piece, v), w) for piece in pieces]
+    writer.end("out", made[0] if parts == 1 else writer.op("cat", *made, 0))
+    return writer.finish()
+
+
+def test_weights_tell_whether_programs_go_through_rows_in_other_parts() -> None:
+    for parts, is_equal in ((1, True), (2, False)):
+        comparison = compare_graphs(through_weights(1), through_weights(parts))
+        assert comparison.is_match and use_weights_equally(comparison.programs) == is_equal

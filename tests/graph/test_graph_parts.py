@@ -310,6 +310,29 @@ def test_what_a_difference_leaves_has_the_errors_of_both_terms():
     assert errors[left.index] == pytest.approx(size * 3**0.5 * ROUNDINGS * 2.0**-24, rel=0.3)
 
 
+def test_a_quotient_that_is_nearly_1_is_no_difference_of_its_operands():
+    """Divided by itself plus a little: 100,000 times what the two differ by fits it as well."""
+    writer = Writer()
+    x = writer.op("square", writer.leaf("x", X, "input"))
+    ones = writer.op("div", x, writer.op("add.scalar", x, 1e-5))
+    writer.end("out", ones)
+    errors = legal_errors(writer.finish())
+    assert errors[ones.index] < 10 * ROUNDINGS * 2.0**-24
+
+
+def test_what_was_measured_on_the_way_bounds_what_is_legal_behind_it():
+    writer = Writer()
+    x = y = writer.leaf("x", X, "input")
+    for _ in range(6):  # each step leaves a hundredth of what it takes apart
+        y = writer.op("sub", writer.op("mul.scalar", y, 1.01), y)
+    writer.end("out", y)
+    graph = writer.finish()
+    modelled = legal_errors(graph)
+    measured = legal_errors(graph, np.full(len(graph.values), 1e-7))
+    assert modelled[y.index] > 1e3 and measured[y.index] < 1e-3
+    assert measured[x.index] == modelled[x.index]
+
+
 def test_what_comes_in_another_order_is_named_before_what_sees_it():
     """The sum and the product of a joined value are written otherwise, so they are no twins."""
 

@@ -135,6 +135,21 @@ def test_the_ends_of_a_training_are_its_gradients_and_last_parameters():
     assert [pair.name for pair in ends] == names[:3]
 
 
+def test_memory_that_is_written_to_afterwards_is_no_end():
+    """A table of losses: it is read as a whole for the place of the last one, which is then written."""
+
+    def row(op: str, number: int, reads: list[int], **fields) -> dict:
+        own = {"tensor": f"op[{number}]", "op": op, "reads": reads, "value": number, "makes": 0}
+        return PLACE | own | content(number, [2, 8]) | fields
+
+    table = row("otel_torch.reread", 3, [1, 2], moves=True)
+    place = row("aten.select.int", 4, [3], moves=True)
+    written = row("aten.copy_.default", 5, [0], moves=True)
+    last = row("aten.mul.Tensor", 6, [1])
+    graph = graph_of_rows([*rows(), table, place, written, last], {}).graph
+    assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 6: ""}
+
+
 def write_recording(path: Path, seed: int, *further: dict) -> Path:
     made, ended = rows(seed=seed)[1], PLACE | {"tensor": "end[0]", "end": "out", "value": 1}
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows()[0], made, *further, ended)))
