@@ -154,9 +154,9 @@ class ComparedRuns:
         the other's, or the programs go through their tokens or batch in other parts.
         """
         comparison = self.leading.comparison
-        if comparison.has_rows:
-            return False
-        return not (comparison.is_comparable and use_weights_equally(comparison.programs))
+        if comparison.has_rows or not comparison.is_comparable:
+            return not comparison.has_rows
+        return not (self.leading.is_divided or use_weights_equally(comparison.programs))
 
     @property
     def leading(self) -> ComparedRank:

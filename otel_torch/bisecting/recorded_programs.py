@@ -82,7 +82,8 @@ class RecordedPrograms:
 
     def by_rows(self) -> ComparedRuns:
         """Record both with the rows of their values, and compare; so do all further runs."""
-        return self.compare(*self._by_rows())
+        self._noise = None
+        return self._with_noise(self.compare(*self._by_rows()))
 
     def record(self, side: SideName, why: str, **settings: str) -> ProgramRun:
         """Run one of them. Raises RunFailed if it does not end well, or records nothing."""
@@ -107,12 +108,15 @@ class RecordedPrograms:
             reference, port = self._cut(reference, port)
         compared = self.compare(reference, port)
         if compared.may_share_rows and not compared.leading.comparison.is_comparable:
-            reference, port = self._by_rows()
-            compared = self.compare(reference, port)
-        if self._wants_noise(compared):
-            self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
-            compared = self.compare(reference, port)
-        return compared
+            return self.by_rows()
+        return self._with_noise(compared)
+
+    def _with_noise(self, compared: ComparedRuns) -> ComparedRuns:
+        """Compare once more with the noise of the reference, if that is wanted."""
+        if not self._wants_noise(compared):
+            return compared
+        self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
+        return self.compare(compared.reference, compared.port)
 
     def _cut(self, reference: ProgramRun, port: ProgramRun) -> tuple[ProgramRun, ProgramRun]:
         """Record one process again beside several ranks, with the parts that these may have."""
@@ -145,9 +149,10 @@ class RecordedPrograms:
 
 def _is_unsure(rank: ComparedRank) -> bool:
     """Return whether the model of errors says too little: in a coarse dtype, beside ranks, which
-    add up in another order, where the ends are hardly wrong, and where much is legal at an end.
+    add up in another order, where the ends are hardly wrong, and where all are right, but so much
+    is legal that a fault may hide.
     """
     comparison = rank.comparison
-    if is_coarse(comparison.graphs[0]) or comparison.is_close or comparison.is_vague:
+    if is_coarse(comparison.graphs[0]) or comparison.is_close:
         return True
-    return rank.is_divided and not comparison.is_match
+    return comparison.is_vague if comparison.is_match else rank.is_divided

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.corpora import corpus_of
-from tests.corpora.checks import cases_of, check_line, fixture_of
+from tests.corpora.checks import check_line, fixture_of
 from tests.corpora.scores import Board
 
 # one of each family; a norm whose quotient is nearly 1, and outputs that a training goes on with
