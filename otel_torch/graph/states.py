@@ -133,12 +133,15 @@ def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bo
 
 def _count_uses(program: ComparedProgram, value: int) -> int:
     """Return how many operations compute with a value, or with what only moves it."""
-    return sum(
-        sum(_count_uses(program, made) for made in program.makes[node])
-        if program.graph.nodes.moves[node]
-        else 1
-        for node in program.readers[value]
-    )
+    nodes: set[int] = set()
+    waiting = [value]
+    while waiting:
+        new = set(program.readers[waiting.pop()]) - nodes
+        nodes |= new
+        for node in new:
+            if program.graph.nodes.moves[node]:
+                waiting += program.makes[node]
+    return sum(not program.graph.nodes.moves[node] for node in nodes)
 
 
 def make_programs(
