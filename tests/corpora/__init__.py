@@ -12,7 +12,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `libraries` | faults of `small`; what they are |
 | `training` | trainings of a few steps |
 | `unseen` | programs and faults that were written after the comparison of operations, and their lines |
-| `later` | the same, written later by people who had not seen the comparison |
+| `later` | the same, written later, without sight of the comparison |
 | `layouts` | one process against the ranks of the same model |
 | `engines` | transformers against vLLM |
 | `engine_rows` | the same, recorded as graphs of operations with rows |

@@ -1,4 +1,4 @@
-"""`otel-torch diff` on graphs of programs that were written by people who had not seen it."""
+"""`otel-torch diff` on graphs of programs that were written without sight of it."""
 
 from __future__ import annotations
 

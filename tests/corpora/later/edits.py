@@ -1,6 +1,4 @@
-"""The faults of the families that were written later, by people who had not seen the comparison, and
-other legal ways to write them.
-"""
+"""The faults of families that were written without sight of the comparison, and legal edits."""
 
 from __future__ import annotations
 
