@@ -624,7 +624,7 @@ class Settings:
         "off",
         "Measure each row of the values of a graph, too: beside a program that computes the same "
         "tokens in other batches. `otel-torch bisect` sets it where no output of one program has "
-        "the size of the other's.",
+        "the size of the other's, or the programs split their tokens or batch differently.",
     )
     exchange: str | None = _setting(
         "OTEL_TORCH_EXCHANGE",

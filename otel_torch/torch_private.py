@@ -590,7 +590,7 @@ def current_raw_stream(index: int) -> int:
 
 
 def lowest_dispatch_mode() -> Any:
-    """Return the dispatch mode of this thread that is below all others; None if there is none.
+    """Return this thread's outermost dispatch mode, below all others; None if no mode is active.
 
     While a mode handles an operation, it is not among them.
     """

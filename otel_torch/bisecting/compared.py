@@ -150,12 +150,15 @@ class ComparedRuns:
 
     @property
     def may_share_rows(self) -> bool:
-        """Whether rows were not measured and may tell more: no end of one program has the size of
-        the other's, or the programs go through their tokens or batch in other parts.
+        """Whether recording rows could tell more: they were not measured yet, and either no end of
+        one program has the size of the other's, or the programs split their tokens or batch
+        differently.
         """
         comparison = self.leading.comparison
-        if comparison.has_rows or not comparison.is_comparable:
-            return not comparison.has_rows
+        if comparison.has_rows:
+            return False
+        if not comparison.is_comparable:
+            return True
         return not (self.leading.is_divided or use_weights_equally(comparison.programs))
 
     @property

@@ -107,7 +107,7 @@ class RecordedPrograms:
         if is_one_beside_several(reference, port):
             reference, port = self._cut(reference, port)
         compared = self.compare(reference, port)
-        if compared.may_share_rows and not compared.leading.comparison.is_comparable:
+        if not compared.leading.comparison.is_comparable and compared.may_share_rows:
             return self.by_rows()
         return self._with_noise(compared)
 

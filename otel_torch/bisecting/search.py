@@ -88,8 +88,8 @@ class _Search:
             compared = self._programs.later(later)
         answer = self._answer(compared)
         is_proven = any(fault.proof == "proven" for fault in answer.faults)
-        is_left = answer.faults and not (answer.is_healed or is_proven)
-        if not is_left or not compared.may_share_rows:
+        is_open = bool(answer.faults) and not (answer.is_healed or is_proven)
+        if not (is_open and compared.may_share_rows):
             return answer
         compared = self._programs.by_rows()
         # rows tell nothing of an order: what is in another one looks right
@@ -136,12 +136,11 @@ class _Search:
         if trial is not None:
             self._accept(compared, trial)
             proof: Proof | None = "proven" if trial.attempt.is_close else None
-            if proof is None:
+            untested = next((own for own in failed if own.unfit), None)
+            if proof is None and untested is not None:
                 # a surer place whose value could not be exchanged is not refuted by a far one
-                for untested in [own for own in failed if own.unfit][:1]:
-                    _add(
-                        answer, leading, untested.attempt.faults[0], None, untested.unfit, untested
-                    )
+                fault = untested.attempt.faults[0]
+                _add(answer, leading, fault, None, untested.unfit, untested)
             for fault in _healed_by(trial, leading):
                 _add(answer, leading, fault, proof, None if proof else _FAR, trial)
         elif failed:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """What to replace in a child process, and what to note about it.
+    """What to replace in a child process, and what to record about it.
 
     Attributes:
         sources: Files that are compiled in place of the modules' own, by the modules' files.

@@ -164,7 +164,7 @@ class GraphComparison:
 
     @property
     def is_vague(self) -> bool:
-        """Whether the error model allows so much at an end that a fault may hide in it."""
+        """Whether an end's limit is so wide that a fault could hide within it."""
         return any(JUMP * pair.limit >= MOST_ERROR for pair in self.ends)
 
     @property

@@ -42,7 +42,7 @@ class EndPair:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether both have as many elements, or one is a part of the other or has rows of it."""
+        """Whether both have equally many elements, or one is a part or has rows of the other."""
         return self.is_right or self.error < np.inf
 
 
@@ -174,10 +174,9 @@ def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     """Return whether a program goes on with what a model returned, and its counterpart is another
     end, or several.
     """
-    values = _values_of(programs, pair)
-    if not any(program.readers[value] for program, value in zip(programs, values, strict=True)):
+    if not any(program.readers[value] for program, value in _in_programs(programs, pair)):
         return False
-    return pair.error == np.inf or _are_other_ends(programs, values)
+    return pair.error == np.inf or _are_other_ends(programs, _values_of(programs, pair))
 
 
 def _are_other_ends(programs: Programs, values: Sequence[int]) -> bool:
@@ -204,7 +203,7 @@ def _is_term(programs: Programs, pair: EndPair) -> bool:
     """
     return any(
         program.side.relation[value] == TERM and program.readers[value]
-        for program, value in zip(programs, _values_of(programs, pair), strict=True)
+        for program, value in _in_programs(programs, pair)
     )
 
 

@@ -140,7 +140,7 @@ def _is_worth_it(pairs: Sequence[RankPair]) -> bool:
 
 
 class ProcessExecutor:
-    """Processes of this machine. Those of `multiprocessing` would run a user's script once more."""
+    """Worker processes on this machine. `multiprocessing` would run the user's script again."""
 
     def __init__(self, workers: int, temporary: Path) -> None:
         from loky import ProcessPoolExecutor

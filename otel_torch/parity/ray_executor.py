@@ -40,11 +40,7 @@ class RayExecutor:
 
     def _connect(self, address: str) -> None:
         _require_answer(address)
-        quiet: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "configure_logging": True,
-        }
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address != "ray":
                 self._ray.init(address, **quiet)
@@ -59,8 +55,7 @@ class RayExecutor:
 
     def submit(self, function: Callable[..., Report], *arguments: object) -> Any:
         """Begin a call."""
-        task = self._ray.remote(max_retries=3)(function)
-        return _RayCall(self._ray, task.remote(*arguments))
+        return _RayCall(self._ray, self._ray.remote(function).remote(*arguments))
 
     def close(self) -> None:
         """Leave the cluster, if it was joined here."""

@@ -8,7 +8,7 @@ from tests.corpora import corpus_of
 from tests.corpora.checks import check_line, fixture_of
 from tests.corpora.scores import Board
 
-# one of each family; a norm whose quotient is nearly 1, and outputs that a training goes on with
+# cases from most families, among them a quotient close to 1 and model outputs that a training uses
 QUICK = (
     "convnext_response_norm_over_channels", "ppo", "ppo_entropy_by_logsumexp", "detr_library_attention",
     "lora_decay_through_the_moments", "hyena_positions_end_before_one", "swin_mask_added",

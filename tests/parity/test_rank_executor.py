@@ -204,7 +204,7 @@ list(compare_pairs(here._pairs(4), here.wait, progress, Path({str(tmp_path)!r}),
         assert process.stderr is not None
         assert process.stderr.read().rstrip().endswith("KeyboardInterrupt")
     with pytest.raises(ProcessLookupError):
-        for _ in range(100):  # loky's own helper ends when it finds nobody left
+        for _ in range(100):  # loky's resource tracker exits a moment after its last client
             os.killpg(process.pid, 0)
             time.sleep(0.2)
 

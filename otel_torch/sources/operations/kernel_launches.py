@@ -1,11 +1,11 @@
 """Sees what a program computes past torch's dispatcher: Triton's kernels and replayed CUDA graphs.
 
-On a device nobody could tell otherwise that a tensor holds other numbers than before: torch does
-not count these writes, and reading the numbers back would make the program wait.
+Nothing else shows these writes on a device: torch does not count them, and reading the numbers back
+would make the program wait.
 
-Which tensors a kernel writes to is known to its compiler alone, so each one is read and made anew.
-What the kernel has left alone stays equal to what it was. A CUDA graph says nothing of what it
-computes: all that the recorder knows is forgotten.
+Only Triton's compiler knows which tensors a kernel writes to, so each one counts as read and
+written. A tensor that the kernel has left alone still equals what it was. A CUDA graph says
+nothing of what it computes: all that the recorder knows is forgotten.
 """
 
 from __future__ import annotations
@@ -66,16 +66,7 @@ def _kind_of(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ope
     return OperationKind(
         name=f"triton.{getattr(kernel, '__name__', type(kernel).__name__)}",
         written=tuple(place for place in written.values() if isinstance(place, int)),
-        unread=frozenset(),
         written_names=tuple(place for place in written.values() if isinstance(place, str)),
-        unread_names=frozenset(),
-        moves=False,
-        copies=False,
-        draws=False,
-        leaves_unset=False,
-        is_collective=False,
-        reads_shapes=False,
-        is_of_torch=False,
     )
 
 

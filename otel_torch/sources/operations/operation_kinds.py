@@ -76,17 +76,17 @@ class OperationKind:
     """
 
     name: str
-    written: tuple[int, ...]
-    unread: frozenset[int]
-    written_names: tuple[str, ...]
-    unread_names: frozenset[str]
-    moves: bool
-    copies: bool
-    draws: bool
-    leaves_unset: bool
-    is_collective: bool
-    reads_shapes: bool
-    is_of_torch: bool
+    written: tuple[int, ...] = ()
+    unread: frozenset[int] = frozenset()
+    written_names: tuple[str, ...] = ()
+    unread_names: frozenset[str] = frozenset()
+    moves: bool = False
+    copies: bool = False
+    draws: bool = False
+    leaves_unset: bool = False
+    is_collective: bool = False
+    reads_shapes: bool = False
+    is_of_torch: bool = False
 
     @property
     def rounds(self) -> bool:

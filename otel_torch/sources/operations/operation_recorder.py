@@ -46,11 +46,7 @@ from otel_torch.statistics.row_layout import SCALARS
 REREAD = "otel_torch.reread"
 
 # what looks at an end
-_NO_OPERATION = OperationKind(
-    name="", written=(), unread=frozenset(), written_names=(), unread_names=frozenset(),
-    moves=False, copies=False, draws=False, leaves_unset=False, is_collective=False,
-    reads_shapes=False, is_of_torch=True,
-)  # fmt: skip
+_NO_OPERATION = OperationKind(name="", is_of_torch=True)
 
 
 @dataclass(slots=True)
