@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import socket
 import threading
 import time
@@ -22,12 +23,31 @@ from urllib3.exceptions import HTTPError
 
 from otel_torch.telemetry.otlp.answer import ANSWER_BYTES
 
+_NOT_CONNECTED = re.compile("NewConnection|refused|NameResolution|SSL")
 # by content encoding; an answer in any other is taken as it is
 _WINDOW_BITS = {
     "gzip": zlib.MAX_WBITS | 32,
     "x-gzip": zlib.MAX_WBITS | 32,
     "deflate": zlib.MAX_WBITS,
 }
+
+
+class SessionClosed(requests.ConnectionError):
+    """A request was made after `BoundedAdapter.cancel`."""
+
+
+def was_never_sent(error: Exception) -> bool:
+    """Return whether a request failed before there was a connection."""
+    if isinstance(error, requests.ConnectTimeout | requests.exceptions.SSLError):
+        return True
+    is_of_connection = isinstance(error, requests.ConnectionError)
+    return is_of_connection and bool(_NOT_CONNECTED.search(describe_error(error)))
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type and the reason of an error of requests, which wraps those of urllib3."""
+    reason: Any = error.args[0] if error.args else error
+    return f"{type(error).__name__}: {getattr(reason, 'reason', reason)}"
 
 
 def bound_session(session: requests.Session) -> requests.Session:
@@ -78,15 +98,16 @@ class BoundedAdapter(HTTPAdapter):
             requests.RequestException: no connection was made, or no answer came in time.
         """
         if self._is_closed:
-            raise requests.ConnectionError("the session is closed")
+            raise SessionClosed("the session is closed")
         with self._ended_after(timeout) as is_over:
             try:
                 response = super().send(request, stream=True, timeout=timeout, **options)
                 response._content = _read_bounded(response.raw)
                 response._content_consumed = True
             except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-                if not (is_over.is_set() or self._is_closed):
-                    raise _as_request_error(error) from None
+                failure = _as_request_error(error)
+                if was_never_sent(failure) or not (is_over.is_set() or self._is_closed):
+                    raise failure from None
         if is_over.is_set() or self._is_closed:  # what was read until then looks like an answer
             raise requests.ReadTimeout("Read timed out")
         if not response.raw.closed:

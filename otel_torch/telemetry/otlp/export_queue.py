@@ -351,12 +351,11 @@ class ExportQueue:
     def _lose_remaining(self) -> None:
         with self._condition:
             self._phase = _Phase.ABANDONED
-            never_sent = "refused" if self._health.is_failing else "shutdown"
             for entry in self._in_flight.entries:
                 is_unanswered = any(entry is candidate for candidate in self._unanswered)
-                self._in_flight.lose(entry, "unconfirmed" if is_unanswered else never_sent)
+                self._in_flight.lose(entry, "unconfirmed" if is_unanswered else self._never_sent)
             for item in self._items:
-                self._in_flight.lose(item, never_sent)
+                self._in_flight.lose(item, self._never_sent)
             self._in_flight.entries, self._bytes = [], 0
             self._items.clear()
 
@@ -497,6 +496,8 @@ class ExportQueue:
                 middle = len(entries) // 2
                 self._deliver(transport, entries[:middle], payload[:middle])
                 self._deliver(transport, entries[middle:], payload[middle:])
+            elif answer.kind == "shutdown":
+                self._settle(entries, self._never_sent)
             elif answer.kind not in _WORTH_RETRYING:
                 self._settle(entries, answer.kind)
             elif self._wait_to_retry(attempt):
@@ -535,6 +536,11 @@ class ExportQueue:
         self._done.set()
 
     # -- conditions
+
+    @property
+    def _never_sent(self) -> str:
+        """Why what was not sent before the end is lost."""
+        return "refused" if self._health.is_failing else "shutdown"
 
     def _is_ending(self) -> bool:
         return self._phase in _ENDING_PHASES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -12,7 +11,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torch.telemetry.otlp.answer import Answer, AnswerKind, explain_path
-from otel_torch.telemetry.otlp.bounded_http import copy_session
+from otel_torch.telemetry.otlp.bounded_http import (
+    SessionClosed,
+    copy_session,
+    describe_error,
+    was_never_sent,
+)
 from otel_torch.telemetry.otlp.otlp_transport import OtlpTransport
 
 _KINDS: dict[int, AnswerKind] = {
@@ -95,14 +99,13 @@ def _read_wait(retry_after: str | None) -> float:
 
 def _read_error(error: Exception) -> Answer:
     """Return a request that got no answer as an answer."""
-    reason: Any = error.args[0] if error.args else error
-    reason = getattr(reason, "reason", reason)
-    text = f"{type(error).__name__}: {reason}"
-    if isinstance(error, requests.Timeout) and not isinstance(error, requests.ConnectTimeout):
+    text = describe_error(error)
+    if isinstance(error, SessionClosed):
+        return Answer("shutdown", text)
+    if was_never_sent(error):
+        return Answer("unavailable", text)
+    if isinstance(error, requests.Timeout):
         return Answer("unconfirmed", text)
     if not isinstance(error, requests.ConnectionError):
         return Answer("refused", text)  # the request cannot be made, such as one with a bad URL
-    was_never_sent = isinstance(error, requests.ConnectTimeout | requests.exceptions.SSLError)
-    if was_never_sent or re.search(r"NewConnection|refused|NameResolution|SSL", text):
-        return Answer("unavailable", text)
     return Answer("broken", text)

@@ -144,7 +144,7 @@ class OtlpTransport(ReportingTransport):
 
     def send(self, payload: list[Any]) -> Answer:
         answer = self.send_request(otlp_protobuf.request(*self._head, payload))
-        if self._is_cancelled and answer.kind != "accepted":
+        if self._is_cancelled and answer.kind not in ("accepted", "unavailable", "shutdown"):
             return Answer("unconfirmed", "no answer before the end of the program")
         return self.report(answer)
 

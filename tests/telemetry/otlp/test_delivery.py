@@ -517,3 +517,63 @@ def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
     assert sent == [] and losses.items() == [("log_event", "queue_full", 3)]
     assert sent_by_other == [["a", "b", "c"]]
     assert made == [1]
+
+
+def make_http_transport():
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from otel_torch.telemetry.otlp.http_transport import HttpTransport
+
+    return HttpTransport("logs", Resource.create({}), InstrumentationScope("test"))
+
+
+def test_a_message_that_found_no_connection_when_the_program_ended_is_refused(monkeypatch):
+    """The end comes between two attempts, or while one of them connects: nothing was sent."""
+    import urllib3.util.connection
+
+    transport = make_http_transport()
+
+    def end_while_connecting(*args, **options):
+        transport.cancel()
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(urllib3.util.connection, "create_connection", end_while_connecting)
+    assert transport.send([b""]).kind == "unavailable"
+    assert transport.send([b""]).kind == "shutdown"
+
+
+def test_a_message_cut_while_it_waited_for_its_answer_is_unconfirmed(monkeypatch):
+    import socket
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}"
+        )
+        transport = make_http_transport()
+
+        def end_while_waiting():
+            connection, _ = server.accept()
+            connection.recv(1)
+            transport.cancel()
+
+        thread = threading.Thread(target=end_while_waiting)
+        thread.start()
+        assert transport.send([b""]).kind == "unconfirmed"
+        thread.join()
+
+
+def test_what_is_left_of_an_endpoint_that_fails_is_refused():
+    import time
+
+    from otel_torch.telemetry.otlp.answer import Answer
+    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget
+
+    answers = iter([Answer("refused"), Answer("shutdown")])
+    queue, sent, losses = queue_with(lambda item: 2**20, send=lambda: next(answers))
+    queue.put([Sized(["first"]), Sized(["second"])], BackpressureBudget())
+    while len(sent) < 2:
+        time.sleep(0.01)
+    end(queue)
+    assert losses.items() == [("log_event", "refused", 2)]
