@@ -626,6 +626,15 @@ class Settings:
         "tokens in other batches. `otel-torch bisect` sets it where no output of one program has "
         "the size of the other's, or the programs split their tokens or batch differently.",
     )
+    graph_axes: bool = _setting(
+        "OTEL_TORCH_GRAPH_AXES",
+        _switch,
+        "off",
+        "Measure each value of a graph that is computed also with each of its axes moved last: "
+        "beside a program that lays its tensors out otherwise, such as with channels last. "
+        "`otel-torch bisect` sets it where the programs differ, and have the same numbers in "
+        "tensors of which the axes are in another order.",
+    )
     exchange: str | None = _setting(
         "OTEL_TORCH_EXCHANGE",
         _path,

@@ -162,6 +162,13 @@ class ComparedRuns:
         return not (self.leading.is_divided or use_weights_equally(comparison.programs))
 
     @property
+    def may_move_axes(self) -> bool:
+        """Whether recording moved axes could tell more: ends differ, and both programs have the
+        same numbers in tensors of which the axes are in another order.
+        """
+        return not self.is_match and any(rank.comparison.may_move_axes for rank in self.ranks)
+
+    @property
     def leading(self) -> ComparedRank:
         """The first rank that differs, else the first."""
         differing = (rank for rank in self.ranks if not rank.comparison.is_match)

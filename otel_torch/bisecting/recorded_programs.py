@@ -109,6 +109,8 @@ class RecordedPrograms:
         compared = self.compare(reference, port)
         if not compared.leading.comparison.is_comparable and compared.may_share_rows:
             return self.by_rows()
+        if compared.may_move_axes:
+            compared = self.compare(*self._by_axes())
         return self._with_noise(compared)
 
     def _with_noise(self, compared: ComparedRuns) -> ComparedRuns:
@@ -127,6 +129,13 @@ class RecordedPrograms:
         self._settings[alone.side]["graph_parts"] = ranks
         again = self.record(alone.side, f"with the parts that {ranks} ranks may have")
         return (again, port) if alone is reference else (reference, again)
+
+    def _by_axes(self) -> tuple[ProgramRun, ProgramRun]:
+        """Record both again with each axis of their values moved last."""
+        for settings in self._settings.values():
+            settings["graph_axes"] = "on"
+        why = "with axes moved, for the programs lay their values out otherwise"
+        return self.record("reference", why), self.record("port", why)
 
     def _by_rows(self) -> tuple[ProgramRun, ProgramRun]:
         """Record both again with the rows of their values.

@@ -25,7 +25,7 @@ from otel_torch.graph.ends import (
     pair_ends,
     values_of_ends,
 )
-from otel_torch.graph.equality import EQUAL, Side, find_equal
+from otel_torch.graph.equality import MOVED, REORDERED, Side, find_equal
 from otel_torch.graph.error_model import (
     JUMP,
     MOST_ERROR,
@@ -38,7 +38,8 @@ from otel_torch.graph.error_model import (
 )
 from otel_torch.graph.exchanged import add_exchanged, makes_wrong, open_values
 from otel_torch.graph.explanation import Explanation, explain
-from otel_torch.graph.graph import NOTHING, Floats, Graph, Indices
+from otel_torch.graph.graph import AXIS_LAST, NOTHING, Floats, Graph, Indices
+from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
 from otel_torch.graph.suspects import (
     blame_other_numbers,
@@ -163,6 +164,20 @@ class GraphComparison:
         return all(graph.has_rows for graph in self.graphs)
 
     @property
+    def may_move_axes(self) -> bool:
+        """Whether the programs have the same numbers in tensors with axes in another order, and
+        axes were not moved.
+        """
+        if any(AXIS_LAST in graph.operations for graph in self.graphs):
+            return False
+        reference, port = (graph.values for graph in self.graphs)
+        side = self.programs[1].side
+        return any(
+            not have_same_order(reference.shape[side.partner[value]], port.shape[value])
+            for value in np.flatnonzero(side.relation == REORDERED).tolist()
+        )
+
+    @property
     def is_vague(self) -> bool:
         """Whether an end's limit is so wide that a fault could hide within it."""
         return any(JUMP * pair.limit >= MOST_ERROR for pair in self.ends)
@@ -234,7 +249,7 @@ def _find_equal(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> t
 
 def _beside_measured(graph: Graph, limits: Floats, side: Side) -> Floats:
     """Return the limits that follow from how far the values before each are off."""
-    measured = np.where(side.relation == EQUAL, side.error, np.nan)
+    measured = np.where(side.relation >= MOVED, side.error, np.nan)
     closer: Floats = np.minimum(limits, base_limits(graph, legal_errors(graph, measured)))
     return closer
 
@@ -246,8 +261,7 @@ def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, 
     of which one is split over ranks: these add up in other orders.
     """
     coarsest = [graph.values.roundoff.max(initial=0.0) for graph in graphs]
-    is_split = any(graph.nodes.is_reading.any() for graph in graphs)
-    if coarsest[1] > coarsest[0] or is_split:
+    if coarsest[1] > coarsest[0] or any(graph.is_split for graph in graphs):
         return limits[1]
     return base_limits(graphs[1], rounding_errors(graphs[1].values.roundoff))
 

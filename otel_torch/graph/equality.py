@@ -16,6 +16,7 @@ from otel_torch.graph.distances import distinct, relative_distances, sketch_norm
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
+    AXIS_LAST,
     MAX,
     MEAN,
     MIN,
@@ -30,7 +31,7 @@ from otel_torch.graph.graph import (
 from otel_torch.graph.windows import PAIRS_AT_ONCE, in_windows
 
 # relations of a value to the other program, the surest last
-NONE, PART, REORDERED, ROWS, CUT, TERM, EQUAL = range(7)
+NONE, PART, REORDERED, ROWS, CUT, TERM, MOVED, EQUAL = range(8)
 # A value with fewer elements says nothing: scalars and pairs are equal by chance.
 LEAST_NUMEL = 4
 
@@ -42,7 +43,8 @@ class Side:
     Attributes:
         relation: NONE, PART, REORDERED, ROWS (each of its rows is a row of some value, but for
             tokens that the other program never had), CUT (all parts are equal to values), TERM (of
-            a sum that is equal to one) or EQUAL, per value.
+            a sum that is equal to one), MOVED (equal with its axes in another order) or EQUAL, per
+            value.
         partner: The most similar value of the other program; NOTHING where there is none.
         error: The relative distance to it; NaN where unknown.
         group: Values of both programs that are equal have one number here.
@@ -90,8 +92,10 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
             (right, left, sides[1], contents[::-1]),
         ):
             side.take(content[0], content[1].first[other], own, errors, EQUAL)
-    for side, graph in zip(sides, graphs, strict=True):
-        _read_otherwise(graph, side)
+    for place, (side, graph) in enumerate(zip(sides, graphs, strict=True)):
+        for made, read in _read_otherwise(graph, graphs[1 - place], side):
+            own = contents[place].content[[made, read]]
+            groups.join_within(place, *own.tolist())
     informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
     _find_rows(graphs, limits, informed, sides)
     for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
@@ -123,16 +127,32 @@ def _is_read(graph: Graph) -> Flags:
     return is_reading
 
 
-def _read_otherwise(graph: Graph, side: _Builder) -> None:
-    """Note values that match in another reading: all parts of one match, or the sum of several."""
+def _read_otherwise(graph: Graph, other: Graph, side: _Builder) -> Iterator[tuple[int, int]]:
+    """Note values that match in another reading: all parts of one match, the sum of several, or
+    one with an axis moved last.
+
+    Yields:
+        Of values with an axis moved, what the reading makes and the value.
+    """
     for node in np.flatnonzero(graph.nodes.is_reading).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
-        if (side.relation[made] == EQUAL).all():
-            read = read[side.relation[read] == NONE]
-            first = made[0]
-            partners = np.full(len(read), side.partner[first])
-            relation = CUT if len(made) > 1 else TERM
-            side.assign(read, partners, np.full(len(read), side.error[made].max()), relation)
+        if not (side.relation[made] == EQUAL).all():
+            continue
+        read = read[side.relation[read] == NONE]
+        partner, error = _read_from(other, side.partner[made[0]]), side.error[made].max()
+        relation = CUT if len(made) > 1 else TERM
+        if graph.operations[graph.nodes.operation[node]] == AXIS_LAST:
+            relation = MOVED
+            yield from ((int(made[0]), int(value)) for value in read)
+        side.assign(read, np.full(len(read), partner), np.full(len(read), error), relation)
+
+
+def _read_from(graph: Graph, value: int) -> int:
+    """Return a value of a program, or what a reading of the program has made it from."""
+    maker = graph.values.maker[value]
+    if maker >= 0 and graph.nodes.is_reading[maker]:
+        return int(graph.nodes.reads[maker][0])
+    return value
 
 
 def _group_readings(
@@ -146,7 +166,7 @@ def _group_readings(
             made, read = graph.nodes.makes[node], graph.nodes.reads[node]
             if len(made) > 1 and side.relation[read[0]] == CUT:
                 of_whole[group[made]] = group[read[0]]
-            elif len(made) == 1:
+            else:
                 terms = read[side.relation[read] == TERM]
                 group[terms] = count + group[made[0]]
     for group in groups:
@@ -238,6 +258,12 @@ class _Groups:
         for own, other in zip(left.tolist(), (right + self._counts[0]).tolist(), strict=True):
             first, second = self._find(own), self._find(other)
             self._parent[max(first, second)] = min(first, second)
+
+    def join_within(self, place: int, left: int, right: int) -> None:
+        """Put two contents of one program into one group."""
+        start = self._counts[0] * place
+        first, second = self._find(start + left), self._find(start + right)
+        self._parent[max(first, second)] = min(first, second)
 
     def _find(self, item: int) -> int:
         parent = self._parent

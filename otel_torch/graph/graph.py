@@ -23,6 +23,8 @@ ABS_MEAN, MEAN, STD, MIN, MAX = range(len(ORDER_FREE))
 NOTHING = -1
 # the operation of a value of the reference that a trial has put in the place of the port's own
 PUT = "otel_torch.put"
+# the reading of a value with one of its axes moved last
+AXIS_LAST = "otel_torch.axis_last"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,6 +201,12 @@ class Graph:
         is_put = [operation == PUT for operation in self.operations]
         nodes = np.array([*is_put, False])[self.nodes.operation]
         return np.append(nodes, False)[self.values.maker]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether values are also read as parts or terms of others."""
+        readings = self.nodes.operation[self.nodes.is_reading]
+        return any(self.operations[operation] != AXIS_LAST for operation in np.unique(readings))
 
     def readers(self) -> Rows:
         """Return the nodes that read each value."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.graph.equality import (
-    EQUAL,
+    MOVED,
     NONE,
     PART,
     REORDERED,
@@ -161,7 +161,7 @@ def make_programs(
         pair_limit = np.hypot(limit, limits[1 - place][side.partner])
         arriving, jumps = np.zeros(len(limit)), np.zeros(len(limit), bool)
         if not has_noise:  # which has measured it
-            equal = np.where(side.relation == EQUAL, side.error, np.nan)
+            equal = np.where(side.relation >= MOVED, side.error, np.nan)
             arriving, jumps = arriving_errors(graph, equal, limit)
         informed = has_information(graph.values) & (np.maximum(limit, arriving) < MOST_ERROR)
         if has_rows:  # positions, lengths and indices are numbers of a batch, not of its tokens

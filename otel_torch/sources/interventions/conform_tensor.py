@@ -69,9 +69,7 @@ def _orders(reference: torch.Tensor, port: torch.Tensor) -> Iterator[torch.Tenso
         return
     for order in itertools.permutations(range(reference.dim())):
         moved = reference.permute(order)
-        if moved.shape == port.shape:
-            yield moved
-        elif moved.shape == reference.shape and have_same_order(moved.shape, port.shape):
+        if have_same_order(moved.shape, port.shape):
             yield moved.reshape(port.shape)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from otel_torch import torch_private
-from otel_torch.graph.graph import PUT
+from otel_torch.graph.graph import AXIS_LAST, PUT
 from otel_torch.recording.graph_values import PUT_LABEL
 from otel_torch.sources.operations.arguments import describe_arguments
 from otel_torch.sources.operations.autograd_lines import AutogradLines
@@ -97,6 +97,7 @@ class OperationRecorder:
             the tensor held, if it has put something else there.
         parts: into how many parts along each axis each value is cut and measured, too; 0 for none.
         rows: whether each row along the last axis of a value is measured, too.
+        axes: whether each value that is computed is measured with each axis moved last, too.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class OperationRecorder:
         meet: Callable[[int, int, str, torch.Tensor], torch.Tensor | None] | None = None,
         parts: int = 0,
         rows: bool = False,
+        axes: bool = False,
     ) -> None:
         self._places, self._add, self._meet, self.parts = places, add, meet, parts
+        self._axes = axes
         self.columns = COLUMNS_WITH_ROWS if rows else COLUMNS
         self.values = ProgramValues()
         self.lines = SourceLines()
@@ -242,7 +245,7 @@ class OperationRecorder:
                 self._pending[memory_of(tensor)].append(pending)
             self._add(row)
             if not kind.is_collective:
-                self._add_parts(started.call, value, tensor)
+                self._add_readings(started.call, value, tensor, "moves" in row.fields)
 
     def _replaced(
         self, call: RecordedCall, label: str, tensor: torch.Tensor
@@ -351,7 +354,7 @@ class OperationRecorder:
         # a count of its own: a value that is put in place is read again, and moves no other label
         label = f"reread[{self._next('reread', started.call)}]"
         self._add(make_row(started.call, label, measured, fields))
-        self._add_parts(started.call, value, tensor)
+        self._add_readings(started.call, value, tensor, is_moved=True)
         return value.number
 
     def _add_leaf(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
@@ -377,8 +380,26 @@ class OperationRecorder:
             fields["line"] = named.line
         self.values.write(tensor, value)
         self._add(make_row(call, label, measured, fields))
-        self._add_parts(call, value, tensor)
+        self._add_readings(call, value, tensor, is_moved=False)
         return value.number
+
+    def _add_readings(
+        self, call: RecordedCall, value: Value, tensor: torch.Tensor, is_moved: bool
+    ) -> None:
+        """Add what another program may have in the place of a value."""
+        self._add_parts(call, value, tensor)
+        if self._axes and not is_moved:
+            for axis in movable_axes(tensor.shape):
+                measured = measure_value(tensor.detach().movedim(axis, -1), self.columns)
+                fields: dict[str, Any] = {
+                    "op": AXIS_LAST,
+                    "args": [{"value": value.number}, axis],
+                    "reads": [value.number],
+                    "value": self._new_value(measured).number,
+                    "makes": 0,
+                    "reading": True,
+                }
+                self._add(make_row(call, f"axis[{self._next('axis', call)}]", measured, fields))
 
     def _add_parts(self, call: RecordedCall, whole: Value, tensor: torch.Tensor) -> None:
         """Add the parts that ranks may have of a value, cut along each of its axes."""
@@ -453,6 +474,15 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
         )
     except NotImplementedError:  # two numbers in a byte
         return False
+
+
+def movable_axes(shape: Sequence[int]) -> list[int]:
+    """Return the axes of which a move to the end changes the order of the elements.
+
+    >>> movable_axes((1, 3, 4, 5, 1)), movable_axes((4,))
+    ([1, 2], [])
+    """
+    return [axis for axis, size in enumerate(shape) if size > 1][:-1]
 
 
 def _tensors_of(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:

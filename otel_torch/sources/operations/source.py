@@ -91,7 +91,12 @@ class GraphCapture(Source):
         self._breaks_up, self._change = settings.graph_inside, change
         self._places = Places()
         self.recorder = OperationRecorder(
-            self._places, self._add, meet, settings.graph_parts, settings.graph_rows
+            self._places,
+            self._add,
+            meet,
+            settings.graph_parts,
+            settings.graph_rows,
+            settings.graph_axes,
         )
         self._modes: dict[int, GraphMode] = {}  # by thread
         # loop and step, by model and the module by which the program enters it: `vae.encode` and
