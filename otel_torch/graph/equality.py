@@ -7,7 +7,7 @@ order (a layout that views can make), and values that are parts of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,17 +85,11 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
     contents = [_distinct(graph.values, limit) for graph, limit in zip(graphs, limits, strict=True)]
     sides = [_Builder(len(graph.values)) for graph in graphs]
     groups = _Groups([len(content.first) for content in contents])
-    for left, right, errors in _equal_pairs(*contents):
-        groups.join(left, right)
-        for own, other, side, content in (
-            (left, right, sides[0], contents),
-            (right, left, sides[1], contents[::-1]),
-        ):
-            side.take(content[0], content[1].first[other], own, errors, EQUAL)
-    for place, (side, graph) in enumerate(zip(sides, graphs, strict=True)):
-        for made, read in _read_otherwise(graph, graphs[1 - place], side):
-            own = contents[place].content[[made, read]]
-            groups.join_within(place, *own.tolist())
+    equal = _ContentPairs.of(_equal_pairs(*contents))
+    _take_pairs(contents, equal.among(_are_plain(graphs, contents)), sides, groups, EQUAL)
+    _take_pairs(contents, _with_axes_moved(graphs, contents, equal, sides), sides, groups, MOVED)
+    for side, graph in zip(sides, graphs, strict=True):
+        _read_otherwise(graph, side)
     informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
     _find_rows(graphs, limits, informed, sides)
     for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
@@ -122,37 +116,31 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
 
 def _is_read(graph: Graph) -> Flags:
     """Return which values a reading makes, and no operation of the program."""
-    maker = graph.values.maker
-    is_reading: Flags = (maker >= 0) & np.append(graph.nodes.is_reading, False)[maker]
-    return is_reading
+    return _is_made_by(graph, graph.nodes.is_reading)
 
 
-def _read_otherwise(graph: Graph, other: Graph, side: _Builder) -> Iterator[tuple[int, int]]:
-    """Note values that match in another reading: all parts of one match, the sum of several, or
-    one with an axis moved last.
+def _is_made_by(graph: Graph, nodes: Flags) -> Flags:
+    """Return which values some nodes have made."""
+    is_made: Flags = np.append(nodes, False)[graph.values.maker]
+    return is_made
 
-    Yields:
-        Of values with an axis moved, what the reading makes and the value.
-    """
-    for node in np.flatnonzero(graph.nodes.is_reading).tolist():
+
+def _read_otherwise(graph: Graph, side: _Builder) -> None:
+    """Note values that match in another reading: all parts of one match, or the sum of several."""
+    for node in np.flatnonzero(graph.nodes.is_reading & ~_moves_axis(graph)).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
-        if not (side.relation[made] == EQUAL).all():
-            continue
-        read = read[side.relation[read] == NONE]
-        partner, error = _read_from(other, side.partner[made[0]]), side.error[made].max()
-        relation = CUT if len(made) > 1 else TERM
-        if graph.operations[graph.nodes.operation[node]] == AXIS_LAST:
-            relation = MOVED
-            yield from ((int(made[0]), int(value)) for value in read)
-        side.assign(read, np.full(len(read), partner), np.full(len(read), error), relation)
+        if (side.relation[made] == EQUAL).all():
+            read = read[side.relation[read] == NONE]
+            first = made[0]
+            partners = np.full(len(read), side.partner[first])
+            relation = CUT if len(made) > 1 else TERM
+            side.assign(read, partners, np.full(len(read), side.error[made].max()), relation)
 
 
-def _read_from(graph: Graph, value: int) -> int:
-    """Return a value of a program, or what a reading of the program has made it from."""
-    maker = graph.values.maker[value]
-    if maker >= 0 and graph.nodes.is_reading[maker]:
-        return int(graph.nodes.reads[maker][0])
-    return value
+def _moves_axis(graph: Graph) -> Flags:
+    """Return which nodes read a value with an axis moved last."""
+    moves_axis = np.array([operation == AXIS_LAST for operation in graph.operations], bool)
+    return moves_axis[graph.nodes.operation]
 
 
 def _group_readings(
@@ -166,7 +154,7 @@ def _group_readings(
             made, read = graph.nodes.makes[node], graph.nodes.reads[node]
             if len(made) > 1 and side.relation[read[0]] == CUT:
                 of_whole[group[made]] = group[read[0]]
-            else:
+            elif len(made) == 1:
                 terms = read[side.relation[read] == TERM]
                 group[terms] = count + group[made[0]]
     for group in groups:
@@ -200,6 +188,32 @@ def _distinct(values: Values, limits: Floats) -> _Contents:
     return _Contents(values, first, content, limit)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _ContentPairs:
+    """Contents of reference and port that are equal.
+
+    Attributes:
+        left, right: The contents of each pair.
+        errors: The relative distance of each pair.
+    """
+
+    left: Indices
+    right: Indices
+    errors: Floats
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Indices, Indices, Floats]]) -> _ContentPairs:
+        """Join lists of pairs."""
+        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        left, right, errors = map(np.concatenate, zip(nothing, *pairs, strict=True))
+        return cls(left, right, errors)
+
+    def among(self, flags: tuple[Flags, Flags]) -> _ContentPairs:
+        """Return the pairs of which both contents are flagged."""
+        chosen = flags[0][self.left] & flags[1][self.right]
+        return _ContentPairs(self.left[chosen], self.right[chosen], self.errors[chosen])
+
+
 def _equal_pairs(
     reference: _Contents, port: _Contents
 ) -> Iterator[tuple[Indices, Indices, Floats]]:
@@ -231,6 +245,64 @@ def _equal_pairs(
             yield pairs[0][is_equal], pairs[1][is_equal], errors[is_equal]
 
 
+def _take_pairs(
+    contents: list[_Contents],
+    pairs: _ContentPairs,
+    sides: list[_Builder],
+    groups: _Groups,
+    relation: int,
+) -> None:
+    """Note pairs of contents for their values, and put these into one group."""
+    groups.join(pairs.left, pairs.right)
+    for place, own, other in ((0, pairs.left, pairs.right), (1, pairs.right, pairs.left)):
+        partners = contents[1 - place].first[other]
+        sides[place].take(contents[place], partners, own, pairs.errors, relation)
+
+
+def _are_plain(graphs: tuple[Graph, Graph], contents: list[_Contents]) -> tuple[Flags, Flags]:
+    """Return which contents a value has that is more than another one with an axis moved."""
+    plain = []
+    for graph, content in zip(graphs, contents, strict=True):
+        is_plain = np.zeros(len(content.first), bool)
+        is_plain[content.content[~_is_made_by(graph, _moves_axis(graph))]] = True
+        plain.append(is_plain)
+    return plain[0], plain[1]
+
+
+def _with_axes_moved(
+    graphs: tuple[Graph, Graph],
+    contents: list[_Contents],
+    pairs: _ContentPairs,
+    sides: list[_Builder],
+) -> _ContentPairs:
+    """Return the pairs of contents that are equal once an axis of one or both is moved.
+
+    What a program only moves says nothing: its order may be the wrong one.
+    """
+    computed = [
+        _computed_contents(graph, content) for graph, content in zip(graphs, contents, strict=True)
+    ]
+    left, right = computed[0][pairs.left], computed[1][pairs.right]
+    is_new = [np.zeros(len(content.first), bool) for content in contents]
+    for side, content, flags in zip(sides, contents, is_new, strict=True):
+        flags[content.content[side.relation == NONE]] = True
+    chosen = (left != NOTHING) & (right != NOTHING) & (is_new[0][left] | is_new[1][right])
+    return _ContentPairs(left[chosen], right[chosen], pairs.errors[chosen])
+
+
+def _computed_contents(graph: Graph, content: _Contents) -> Indices:
+    """Return for each content the one that a program has computed: itself, or what it is with an
+    axis moved; NOTHING where there is none.
+    """
+    computed = np.full(len(content.first), NOTHING, np.int64)
+    for node in np.flatnonzero(_moves_axis(graph)).tolist():
+        made, read = graph.nodes.makes[node], graph.nodes.reads[node]
+        computed[content.content[made]] = content.content[read]
+    own = content.content[~_is_made_by(graph, graph.nodes.moves)]
+    computed[own] = own
+    return computed
+
+
 def _same_kind(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:
     """Yield the rows of each kind that both sides have; a kind is a row of integers."""
     both = np.concatenate([left, right])
@@ -259,12 +331,6 @@ class _Groups:
             first, second = self._find(own), self._find(other)
             self._parent[max(first, second)] = min(first, second)
 
-    def join_within(self, place: int, left: int, right: int) -> None:
-        """Put two contents of one program into one group."""
-        start = self._counts[0] * place
-        first, second = self._find(start + left), self._find(start + right)
-        self._parent[max(first, second)] = min(first, second)
-
     def _find(self, item: int) -> int:
         parent = self._parent
         while parent[item] != item:
@@ -289,7 +355,9 @@ class _Builder:
     def take(
         self, own: _Contents, partners: Indices, contents: Indices, errors: Floats, relation: int
     ) -> None:
-        """Note the nearest partner of each content, for all values with that content."""
+        """Note the nearest partner of each content, for all values with that content and without a
+        surer relation.
+        """
         order = np.argsort(errors, kind="stable")
         nearest, first = np.unique(contents[order], return_index=True)
         errors, partners = errors[order][first], partners[order][first]
@@ -299,6 +367,7 @@ class _Builder:
         values = np.flatnonzero(index >= 0)
         index = index[values]
         is_better = ~(self.error[values] <= errors[index])
+        is_better &= np.isin(self.relation[values], (NONE, relation))
         values, index = values[is_better], index[is_better]
         self.assign(values, partners[index], errors[index], relation)
 

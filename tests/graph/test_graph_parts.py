@@ -12,6 +12,7 @@ from otel_torch.graph.compare import compare_graphs
 from otel_torch.graph.equality import (
     CUT,
     EQUAL,
+    MOVED,
     PART,
     REORDERED,
     TERM,
@@ -25,7 +26,7 @@ from otel_torch.graph.error_model import (
     base_limits,
     legal_errors,
 )
-from otel_torch.graph.graph import Graph, Rows
+from otel_torch.graph.graph import AXIS_LAST, Graph, Rows
 from otel_torch.graph.unfold import unfold
 from tests.graph.writer import Writer
 
@@ -387,14 +388,17 @@ def test_an_operation_on_lists_mixes_no_errors_of_its_places():
 
 
 def with_readings(
-    values: list[np.ndarray], reads: list[list[int]], made: list[np.ndarray]
+    values: list[np.ndarray],
+    reads: list[list[int]],
+    made: list[list[np.ndarray]],
+    operation: str = "read",
 ) -> Graph:
     """Return leaves with readings: `made[i]` of `reads[i]`, the parts of one value together."""
     writer = Writer()
     leaf = [writer.leaf(f"{index}", array) for index, array in enumerate(values)]
     for own, arrays in zip(reads, made, strict=True):
         node = writer.builder.add_node(
-            "read", [leaf[value].index for value in own], moves=True, is_reading=True
+            operation, [leaf[value].index for value in own], moves=True, is_reading=True
         )
         for array in arrays:
             writer._value(array, None, maker=node)
@@ -419,3 +423,33 @@ def test_terms_of_a_sum_are_right_and_not_the_same_as_the_sum():
     sides = relations(leaves(X + other), port)
     assert sides[1].relation.tolist() == [TERM, TERM, EQUAL]
     assert sides[1].group[0] == sides[1].group[1] != sides[0].group[0]
+
+
+def with_axes_last(array: np.ndarray) -> Graph:
+    """Return a leaf with the readings that OTEL_TORCH_GRAPH_AXES adds."""
+    moved = [np.moveaxis(array, axis, -1) for axis in range(array.ndim - 1)]
+    return with_readings([array], [[0]] * len(moved), [[own] for own in moved], AXIS_LAST)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)])
+def test_a_value_with_one_axis_elsewhere_is_equal_with_it_moved(order):
+    array = RANDOM.standard_normal((3, 4, 6)).astype(np.float32)
+    near = np.transpose(array, order) * np.float32(1 + 1e-7)
+    reference, port = relations(with_axes_last(array), with_axes_last(near))
+    assert (reference.relation[0], port.relation[0]) == (MOVED, MOVED)
+    assert (reference.partner[0], port.partner[0]) == (0, 0)
+    assert reference.group[0] == port.group[0]
+    assert port.error[0] == pytest.approx(1e-7, rel=0.3)
+
+
+def test_the_same_numbers_in_another_order_than_any_of_the_axes_are_not_equal():
+    array = RANDOM.standard_normal((3, 4, 6)).astype(np.float32)
+    port = relations(with_axes_last(array), with_axes_last(array[:, :, ::-1].copy()))[1]
+    assert port.relation[0] == REORDERED
+
+
+def test_merged_axes_are_equal_with_the_other_one_moved():
+    array = RANDOM.standard_normal((2, 6, 4, 3)).astype(np.float32)
+    flat = array[1].reshape(6, 12).T.copy()  # channels last, of one picture
+    port = relations(with_axes_last(array[1]), with_axes_last(flat))[1]
+    assert port.relation[0] == MOVED

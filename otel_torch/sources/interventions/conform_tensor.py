@@ -43,7 +43,8 @@ def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     """Return `reference` in the shape of `port`, its axes in the order that is nearest if need be.
 
     Axes of one size look the same in a shape. They are exchanged if only that is near, unless it
-    gives the port's numbers: then their order is what is wrong.
+    gives the port's numbers: then their order is what is wrong. If no order is near, one axis may
+    be elsewhere in the port, such as that of the channels.
     """
     fits = have_same_order(reference.shape, port.shape)
     if fits and (_is_near(reference.reshape(port.shape), port) or not _has_twin_axes(reference)):
@@ -53,9 +54,24 @@ def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
         has_its_numbers = fits and _is_near(nearest, port, math.sqrt(torch.finfo(port.dtype).eps))
         if not has_its_numbers:
             return nearest
-    if not fits:
+    if fits:
+        return reference.reshape(port.shape)
+    moved = _with_an_axis_moved(reference.squeeze(), port)
+    if len(moved) != 1:
         raise CannotConform("shape")
-    return reference.reshape(port.shape)
+    return moved[0]
+
+
+def _with_an_axis_moved(reference: torch.Tensor, port: torch.Tensor) -> list[torch.Tensor]:
+    """Return `reference` with one axis moved, once for each order that has the shape of `port`."""
+    axes = range(reference.dim())
+    orders = set()
+    for axis, place in itertools.permutations(axes, 2):
+        order = [other for other in axes if other != axis]
+        order.insert(place, axis)
+        orders.add(tuple(order))
+    moved = [reference.permute(order) for order in sorted(orders)]
+    return [own.reshape(port.shape) for own in moved if have_same_order(own.shape, port.shape)]
 
 
 def _has_twin_axes(tensor: torch.Tensor) -> bool:

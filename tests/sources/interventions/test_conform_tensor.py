@@ -23,8 +23,14 @@ def test_they_are_not_if_nothing_is_near() -> None:
     assert torch.equal(conform(REFERENCE, REFERENCE.flip(0, 1, 2)), REFERENCE)
 
 
-def test_another_shape_needs_a_near_order() -> None:
-    reference = REFERENCE.reshape(4, 8)
-    assert torch.equal(conform(reference, 1.01 * reference.T), reference.T)
-    with pytest.raises(CannotConform):
-        conform(reference, -reference.T)
+def test_another_shape_needs_a_near_order_or_one_axis_elsewhere() -> None:
+    channels_first = torch.arange(96.0).sin().reshape(2, 3, 4, 4)
+    far = torch.ones(2, 4, 4, 3)
+    assert torch.equal(conform(channels_first, far), channels_first.movedim(1, -1))
+    flat = conform(channels_first, far.flatten(1, 2))
+    assert torch.equal(flat, channels_first.movedim(1, -1).flatten(1, 2))
+    near = 1.01 * channels_first.permute(0, 3, 2, 1)
+    assert torch.equal(conform(channels_first, near), channels_first.permute(0, 3, 2, 1))
+    for ambiguous in (REFERENCE.new_ones(4, 2, 4), REFERENCE.new_ones(2, 16).T):
+        with pytest.raises(CannotConform):
+            conform(REFERENCE, ambiguous)

@@ -21,6 +21,7 @@ from otel_torch.process import console
 from otel_torch.records import Record
 from otel_torch.sources.operations.arguments import describe_arguments
 from otel_torch.sources.operations.program_values import ProgramValues, Value
+from otel_torch.statistics.sketch import sketch
 from otel_torch.statistics.token_sketch import row_sketches
 from tests.support import recording, run_python
 
@@ -487,12 +488,12 @@ def _states() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
 
 
-@pytest.mark.parametrize("parts", ["0", "2"])
-def test_a_training_is_the_same_to_the_bit(x: torch.Tensor, parts: str) -> None:
+@pytest.mark.parametrize("readings", [{}, {"graph_parts": "2", "graph_axes": "on"}])
+def test_a_training_is_the_same_to_the_bit(x: torch.Tensor, readings: dict[str, str]) -> None:
     expected = _train(3, x)
     states = _states()
     result: list[torch.Tensor] = []
-    record(lambda: result.extend(_train(3, x)), steps="0-2", graph_parts=parts)
+    record(lambda: result.extend(_train(3, x)), steps="0-2", **readings)
     assert all(torch.equal(left, right) for left, right in zip(result, expected, strict=True))
     assert _states() == states
     assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
@@ -675,6 +676,32 @@ def test_values_are_measured_in_the_parts_that_ranks_may_have(x: torch.Tensor) -
     assert {"otel_torch.part", "aten.mm.default"}.isdisjoint(
         row.get("op") for row in plain.fields()
     )
+
+
+# -- axes
+
+
+def test_what_is_computed_is_measured_with_each_axis_last(x: torch.Tensor) -> None:
+    def compute(net: Net, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).unflatten(-1, (2, 2)).transpose(0, 2).exp()
+
+    graph = record(lambda: Net(compute)(x), graph_axes="on")
+    computed = graph.operation("aten.exp.default")
+    rows = graph.fields(op="otel_torch.axis_last", reads=[computed["value"]])
+    assert [(row["args"][1], row["shape"], row["reading"]) for row in rows] == [
+        (0, [2, 3, 2], True),
+        (1, [2, 3, 2], True),
+    ]
+    made = (x + 1).unflatten(-1, (2, 2)).transpose(0, 2).exp()
+    for row in rows:
+        expected = sketch(made.movedim(row["args"][1], -1).contiguous()).float().numpy()
+        found = np.frombuffer(base64.b64decode(row["sketch"]), "<f4")
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    # what only moves is another order of what was computed
+    moved = graph.operation("aten.transpose.int")["value"]
+    assert not graph.fields(op="otel_torch.axis_last", reads=[moved])
+    plain = record(lambda: Net(compute)(x))
+    assert not plain.fields(op="otel_torch.axis_last")
 
 
 # -- rows
