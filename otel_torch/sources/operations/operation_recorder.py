@@ -118,7 +118,7 @@ class OperationRecorder:
         self._origins: dict[int, tuple[int | None, RecordedCall]] = {}
         self.autograd = AutogradLines[tuple[int | None, RecordedCall]](self._origins)
         self._value_numbers = itertools.count()
-        self._counters: dict[tuple[str, int, int], Iterator[int]] = defaultdict(itertools.count)
+        self._counts: dict[tuple[str, int, int], int] = defaultdict(int)
         self._pending: dict[object, list[_Pending]] = defaultdict(list)  # by memory
         self._has_gap = False  # operations ran that were not seen
 
@@ -255,8 +255,8 @@ class OperationRecorder:
             return None
         return self._meet(call.loop, call.step, label, tensor)
 
-    def _add_put(self, started: Started, own: Value, label: str, tensor: torch.Tensor) -> None:
-        """Add what was put in the place of a value."""
+    def _add_put(self, started: Started, own: Value, label: str, tensor: torch.Tensor) -> int:
+        """Add what was put in the place of a value; return its number."""
         measured = measure_value(tensor, self.columns)
         value = self._new_value(measured)
         fields: dict[str, Any] = {
@@ -269,6 +269,7 @@ class OperationRecorder:
         self._add_lines(fields, started)
         self.values.write(tensor, value)
         self._add(make_row(started.call, f"{PUT_LABEL}{label}", measured, fields))
+        return value.number
 
     def _reusable(
         self, started: Started, made: list[tuple[torch.Tensor, bool]]
@@ -338,7 +339,12 @@ class OperationRecorder:
 
     def _add_reread(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
         """Add what a tensor shows after others have written to its memory."""
-        measured = measure_value(tensor, self.columns)
+        call = started.call
+        # told by who reads it: a value that is put in place is read again, and moves no other label
+        depth, next_operation = len(self.inside.numbers), self._counts["op", call.loop, call.step]
+        label = f"{'inside ' * depth}reread[{next_operation}][{len(started.reads)}]"
+        own = self._replaced(call, label, tensor)
+        measured = measure_value(tensor if own is None else own, self.columns)
         value = self._new_value(measured)
         reads = [layer.number for layer in look.layers]
         fields: dict[str, Any] = {
@@ -350,11 +356,11 @@ class OperationRecorder:
             "moves": True,
         }
         self._add_lines(fields, started)
+        self._add(make_row(call, label, measured, fields))
+        if own is not None:
+            return self._add_put(started, value, label, tensor)
         self.values.see(tensor, value)
-        # a count of its own: a value that is put in place is read again, and moves no other label
-        label = f"reread[{self._next('reread', started.call)}]"
-        self._add(make_row(started.call, label, measured, fields))
-        self._add_readings(started.call, value, tensor, is_moved=True)
+        self._add_readings(call, value, tensor, is_moved=True)
         return value.number
 
     def _add_leaf(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
@@ -429,6 +435,7 @@ class OperationRecorder:
             number = self._read(started, torch_private.local_part(tensor))
             if number is None:
                 continue
+            started.reads.append(number)
             owner = call if module is None else self._places.in_module(call, module)
             label = f"end[{self._next('end', owner)}]"
             self._add(make_row(owner, label, UNMEASURED, {"end": name, "value": number}))
@@ -456,7 +463,9 @@ class OperationRecorder:
         return Value(next(self._value_numbers), measured.packed)
 
     def _next(self, kind: str, call: RecordedCall) -> int:
-        return next(self._counters[kind, call.loop, call.step])
+        key = kind, call.loop, call.step
+        self._counts[key] += 1
+        return self._counts[key] - 1
 
 
 def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
