@@ -277,7 +277,7 @@ def _with_axes_moved(
 ) -> _ContentPairs:
     """Return the pairs of contents that are equal once an axis of one or both is moved.
 
-    What a program only moves says nothing: its order may be the wrong one.
+    An order that a program gives to the elements of a value says nothing: it may be the wrong one.
     """
     computed = [
         _computed_contents(graph, content) for graph, content in zip(graphs, contents, strict=True)
@@ -291,16 +291,26 @@ def _with_axes_moved(
 
 
 def _computed_contents(graph: Graph, content: _Contents) -> Indices:
-    """Return for each content the one that a program has computed: itself, or what it is with an
-    axis moved; NOTHING where there is none.
+    """Return for each content the one that a program has computed or selected: itself, or what it
+    is with an axis moved; NOTHING where there is none.
     """
     computed = np.full(len(content.first), NOTHING, np.int64)
     for node in np.flatnonzero(_moves_axis(graph)).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
         computed[content.content[made]] = content.content[read]
-    own = content.content[~_is_made_by(graph, graph.nodes.moves)]
+    own = content.content[~_is_reordered(graph)]
     computed[own] = own
     return computed
+
+
+def _is_reordered(graph: Graph) -> Flags:
+    """Return which values hold the elements of another one, in an order of their own."""
+    nodes, numel = graph.nodes, graph.values.numel
+    is_reordered = np.zeros(len(numel), bool)
+    for node in np.flatnonzero(nodes.moves).tolist():
+        reads, made = nodes.reads[node], nodes.makes[node]
+        is_reordered[made] = np.isin(numel[made], numel[reads[reads >= 0]])
+    return is_reordered
 
 
 def _same_kind(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:

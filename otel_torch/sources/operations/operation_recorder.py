@@ -97,7 +97,8 @@ class OperationRecorder:
             the tensor held, if it has put something else there.
         parts: into how many parts along each axis each value is cut and measured, too; 0 for none.
         rows: whether each row along the last axis of a value is measured, too.
-        axes: whether each value that is computed is measured with each axis moved last, too.
+        axes: whether each value is measured with each axis moved last, too, unless it has the same
+            elements as another one.
     """
 
     def __init__(
@@ -245,7 +246,10 @@ class OperationRecorder:
                 self._pending[memory_of(tensor)].append(pending)
             self._add(row)
             if not kind.is_collective:
-                self._add_readings(started.call, value, tensor, "moves" in row.fields)
+                is_moved = "moves" in row.fields and any(
+                    read.numel() == tensor.numel() for read in started.tensors
+                )
+                self._add_readings(started.call, value, tensor, is_moved)
 
     def _replaced(
         self, call: RecordedCall, label: str, tensor: torch.Tensor
