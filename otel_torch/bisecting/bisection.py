@@ -43,6 +43,11 @@ class Bisection:
         """`match`, `diverged`, `partial` or `incomparable`, as `otel-torch diff` has it."""
         return self.report.verdict
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether any fault is."""
+        return any(fault.proof == "proven" for fault in self.faults)
+
     def has_place_of(self, finding: Finding) -> bool:
         """Return whether a fault of the same line is among the faults; weights have no line."""
         if finding.kind == "weights":

@@ -65,37 +65,39 @@ def bisect_programs(
     Raises:
         RecordingError: A recording cannot be read.
     """
+    recorded = RecordedPrograms(programs, options.runs)
     try:
-        return _Search(programs, options, tell).run()
+        compared, later = recorded.first()
+        if later is not None:
+            tell(f"the first steps match, step {later.steps.port} does not")
+            compared = recorded.later(later)
+        answer = _Search(recorded, options, tell).run(compared)
+        is_open = bool(answer.faults) and not (answer.is_healed or answer.is_proven)
+        if not (is_open and compared.may_share_rows):
+            return answer
+        by_rows = recorded.by_rows()
+        # rows tell nothing of an order: what is in another one looks right
+        if not by_rows.leading.comparison.faults:
+            return answer
+        return _Search(recorded, options, tell).run(by_rows)
     except RunFailed as error:
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
 
 
 class _Search:
-    def __init__(self, programs: Programs, options: Options, tell: Callable[[str], None]) -> None:
-        self._options, self._tell = options, tell
-        self._programs = RecordedPrograms(programs, options.runs)
-        self._trials = Trials(self._programs)
+    """Answers one comparison of two programs."""
+
+    def __init__(
+        self, programs: RecordedPrograms, options: Options, tell: Callable[[str], None]
+    ) -> None:
+        self._options, self._tell, self._programs = options, tell, programs
+        self._trials = Trials(programs)
         # with which operations of which lines the healed faults begin, in each program
         self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
         self._healed_places = 0
         self._tried: set[object] = set()  # places of hidden faults
 
-    def run(self) -> Bisection:
-        compared, later = self._programs.first()
-        if later is not None:
-            self._tell(f"the first steps match, step {later.steps.port} does not")
-            compared = self._programs.later(later)
-        answer = self._answer(compared)
-        is_proven = any(fault.proof == "proven" for fault in answer.faults)
-        is_open = bool(answer.faults) and not (answer.is_healed or is_proven)
-        if not (is_open and compared.may_share_rows):
-            return answer
-        compared = self._programs.by_rows()
-        # rows tell nothing of an order: what is in another one looks right
-        return self._answer(compared) if compared.leading.comparison.faults else answer
-
-    def _answer(self, compared: ComparedRuns) -> Bisection:
+    def run(self, compared: ComparedRuns) -> Bisection:
         report = compared.report()
         report.following = ()  # its recordings are not kept
         answer = Bisection(report, runs=self._programs.programs.runs)
