@@ -41,7 +41,7 @@ def bisect(
     buffers of models given as `reference` and `port` is undone after each run.
 
     Args:
-        reference: A model, or a function that calls some.
+        reference: A model, or a function.
         port: Likewise.
         inputs: A tensor, a tuple of arguments, a dict of keyword arguments, or a function that
             calls what it is given. Each run gets a copy.
@@ -90,18 +90,31 @@ class CallablePrograms:
     """
 
     def __init__(self, calls: Mapping[str, Callable[[], Any]], folder: Path) -> None:
-        self._calls, self.folder = calls, folder
+        self._calls, self.folder = dict(calls), folder
         self.runs: list[ProgramRun] = []
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
         """Call a function while its operations are recorded.
 
         Raises:
-            RunFailed: It raised, or ran no module of torch.
+            RunFailed: It raised, or ran no operation of torch.
         """
         folder = self.folder / f"{len(self.runs) + 1}-{side}"
         folder.mkdir(parents=True)
         began = time.monotonic()
+        self._record(side, folder, settings)
+        recordings = find_recordings(folder)
+        if not recordings:  # recording begins with a module, and the function calls none
+            self._calls[side] = _as_module(self._calls[side])
+            self._record(side, folder, settings)
+            recordings = find_recordings(folder)
+        if not recordings:
+            raise RunFailed(f"the {side} ran no operation of torch, so nothing was recorded")
+        run = ProgramRun(side, why, (), time.monotonic() - began, recordings)
+        self.runs.append(run)
+        return run
+
+    def _record(self, side: SideName, folder: Path, settings: Mapping[str, str]) -> None:
         gc.collect()  # models of an earlier run would have names of their own
         with _same_random_state(), _without_run_id(), suppress(""):
             bootstrap.start(**settings, jsonl=str(folder / "recording.jsonl"))
@@ -111,12 +124,17 @@ class CallablePrograms:
                 raise RunFailed(f"the {side} raised {type(error).__name__}: {error}") from error
             finally:
                 bootstrap.stop()
-        recordings = find_recordings(folder)
-        if not recordings:
-            raise RunFailed(f"the {side} ran no module of torch, so nothing was recorded")
-        run = ProgramRun(side, why, (), time.monotonic() - began, recordings)
-        self.runs.append(run)
-        return run
+
+
+def _as_module(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a module that does what a call does."""
+    import torch
+
+    class Function(torch.nn.Module):
+        def forward(self) -> Any:
+            return call()
+
+    return Function()
 
 
 class _CallWithCopies:

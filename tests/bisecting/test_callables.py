@@ -276,9 +276,9 @@ def test_a_program_that_raises_is_one_line() -> None:
     assert answer.verdict == "incomparable" and answer.report.reason.startswith("the port raised")
 
 
-def test_a_program_without_a_module_records_nothing() -> None:
-    answer = otel_torch.bisect(Model(), torch.sin, X)
-    assert answer.report.reason == "the port ran no module of torch, so nothing was recorded"
+def test_a_function_that_computes_nothing_records_nothing() -> None:
+    answer = otel_torch.bisect(Model(), lambda x: 0.5, X)
+    assert answer.report.reason == "one of the programs returned nothing that was recorded"
 
 
 def test_only_faults_of_the_modules_that_are_asked_for() -> None:
@@ -408,3 +408,26 @@ def test_a_fault_in_two_layers_does_not_hide_one_behind_them() -> None:
     answer = otel_torch.bisect(Model(4), port, X)
     assert answer.is_healed and not answer.report.warnings
     assert [fault.port_module for fault in answer.faults] == ["blocks.0", "blocks.3"]
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_functions_need_no_modules(fault: bool) -> None:
+    weight = torch.linspace(-1, 1, 64).sin().reshape(8, 8)
+
+    def reference(x: Tensor) -> Tensor:
+        x = F.silu(x @ weight)
+        return x.softmax(-1) * x
+
+    def port(x: Tensor) -> Tensor:
+        x = F.gelu(x @ weight) if fault else F.silu(F.linear(x, weight.T))
+        return F.softmax(x, -1) * x
+
+    answer = otel_torch.bisect(reference, port, X)
+    assert answer.verdict == ("diverged" if fault else "match")
+    assert (
+        texts(answer)
+        == ["x = F.gelu(x @ weight) if fault else F.silu(F.linear(x, weight.T))"][
+            : len(answer.faults)
+        ]
+    )
+    assert [finding.proof for finding in answer.faults] == ["proven"] * fault

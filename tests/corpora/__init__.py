@@ -13,6 +13,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `training` | trainings of a few steps |
 | `unseen` | programs and faults that were written after the comparison of operations, and their lines |
 | `later` | the same, written later, without sight of the comparison |
+| `latest` | a third round of these |
 | `layouts` | one process against the ranks of the same model |
 | `engines` | transformers against vLLM |
 | `engine_rows` | the same, recorded as graphs of operations with rows |
@@ -37,6 +38,7 @@ CORPORA = {
     "training": "tests.corpora.training.cases",
     "unseen": "tests.corpora.unseen.cases",
     "later": "tests.corpora.unseen.cases",
+    "latest": "tests.corpora.unseen.cases",
     "layouts": "tests.corpora.layouts.cases",
     "engines": "tests.corpora.engines.cases",
     "engine_rows": "tests.corpora.engines.cases",

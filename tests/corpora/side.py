@@ -25,6 +25,7 @@ BUILDERS = {
     "training": "tests.corpora.training.kept_back",
     "unseen": "tests.corpora.unseen.programs",
     "later": "tests.corpora.unseen.programs",
+    "latest": "tests.corpora.unseen.programs",
     "ports": "tests.fastvideo.ports.program",
 }
 

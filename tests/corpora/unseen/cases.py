@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.corpora.case import GRAPH, Case, Right, sides_of
 from tests.corpora.later import edits as later
+from tests.corpora.latest import edits as latest
 from tests.corpora.scores import Corpus
 from tests.corpora.unseen import edits
 from tests.corpora.unseen.programs import Edit, right_lines
@@ -19,6 +20,7 @@ from tests.corpora.unseen.programs import Edit, right_lines
 STEPS = {
     "ddim": "0-5", "dit": "0-3", "nerf": "0-1", "adamw": "0-7", "decode": "0-5",
     "lora": "0-7", "rectified": "0-9", "contrast": "0-99", "ppo": "0-99",
+    "heun": "0-9",
 }  # fmt: skip
 FAMILIES = (
     "adamw", "ddim", "decode", "dit", "gnn", "mamba", "melspec", "moe", "nerf", "rwkv",
@@ -29,6 +31,8 @@ LATER_FAMILIES = (
     "contrast", "convnext", "detr", "flow", "hyena", "lora", "mla", "ppo", "rectified", "swin",
     "videovae", "whisper",
 )  # fmt: skip
+
+LATEST_FAMILIES = ("clipt5", "conformer", "gemma", "heun", "vae2d", "wan")
 
 
 class Unseen(Corpus):
@@ -61,4 +65,5 @@ def _case(corpus: str, name: str, right: Right | None) -> Case:
 CORPORA = {
     "unseen": Unseen("unseen", FAMILIES, edits.FAULTS, edits.LEGAL),
     "later": Unseen("later", LATER_FAMILIES, later.FAULTS, later.LEGAL),
+    "latest": Unseen("latest", LATEST_FAMILIES, latest.FAULTS, latest.LEGAL),
 }

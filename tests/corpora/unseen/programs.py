@@ -7,6 +7,7 @@ is a copy of that file in which a text was replaced.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,8 @@ import torch
 from tests.corpora.case import Line, Lines
 
 # families that were written at different times
-FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "later")
+ROUNDS = ("unseen", "later", "latest")
+FOLDERS = tuple(Path(__file__).parents[1] / name for name in ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,10 @@ def load(name: str, edits: Sequence[Edit] = ()) -> ModuleType:
 @contextmanager
 def side(name: str, side: str, variant: str, seed: int) -> Iterator[Callable[[], object]]:
     """Build one side of a case; only the port is edited, with all edits that a `+` joins."""
-    from tests.corpora.later import edits as later
-    from tests.corpora.unseen import edits
-
-    known = edits.FAULTS | edits.LEGAL | later.FAULTS | later.LEGAL
+    known: dict[str, Edit] = {}
+    for folder in ROUNDS:
+        edits = importlib.import_module(f"tests.corpora.{folder}.edits")
+        known |= edits.FAULTS | edits.LEGAL
     torch.manual_seed(seed)
     reference, port = load(name, [known[own] for own in name.split("+") if own in known]).build()
     torch.manual_seed(seed + 7)
