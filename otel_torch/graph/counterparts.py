@@ -8,7 +8,7 @@ counterparts are followed, backwards to where a fault ends and forwards to the e
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from otel_torch.graph.graph import NOTHING
@@ -37,10 +37,15 @@ def find_counterparts(
         ends: Pairs of values that the programs return, of reference and port.
     """
     pairs = _Pairs(programs)
-    for nodes in _anchors(programs):
-        pairs.add_nodes(*nodes)
+    # those that read all the same first, then those that do the same to one right value, then those
+    # that use one weight: a program may add a bias in the product, or after it
+    for keys in (_whole, _by_operation, _by_weight):
+        for nodes in _alike(programs, keys):
+            pairs.add_nodes(*nodes)
     for reference, port in ends:
         pairs.add(reference, port)
+    for own, other in _alike(programs, _by_weights_alone):
+        pairs.add(programs[0].makes[own][0], programs[1].makes[other][0])
     pairs.follow()
     return pairs.counterparts()
 
@@ -203,23 +208,20 @@ def _by_signature(program: ComparedProgram, root: int) -> dict[Hashable, list[in
     return {signature: sorted(nodes) for signature, nodes in found.items()}
 
 
-def _anchors(programs: Programs) -> Iterable[tuple[int, int]]:
-    """Yield nodes of both programs that make wrong values of the same right ones and others.
-
-    First those that read all the same, then those that do the same to one right value, then those
-    that use one weight: a program may add a bias in the product, or after it.
-    """
-    for keys in (_whole, _by_operation, _by_weight):
-        by_key: tuple[dict[Hashable, list[int]], ...] = (defaultdict(list), defaultdict(list))
-        for program, nodes in zip(programs, by_key, strict=True):
-            for node, makes in enumerate(program.makes):
-                if any(program.state[value] != RIGHT for value in makes):
-                    for key in keys(program, node):
-                        nodes[key].append(node)
-        for same, references in by_key[0].items():
-            ports = by_key[1].get(same, [])
-            if len(references) == len(ports):
-                yield from zip(references, ports, strict=True)
+def _alike(
+    programs: Programs, keys: Callable[[ComparedProgram, int], list[Hashable]]
+) -> Iterator[tuple[int, int]]:
+    """Yield nodes of both programs that make wrong values and have a key in common."""
+    by_key: tuple[dict[Hashable, list[int]], ...] = (defaultdict(list), defaultdict(list))
+    for program, nodes in zip(programs, by_key, strict=True):
+        for node, makes in enumerate(program.makes):
+            if any(program.state[value] != RIGHT for value in makes):
+                for key in keys(program, node):
+                    nodes[key].append(node)
+    for same, references in by_key[0].items():
+        ports = by_key[1].get(same, [])
+        if len(references) == len(ports):
+            yield from zip(references, ports, strict=True)
 
 
 def _known(program: ComparedProgram, node: int) -> list[int]:
@@ -241,16 +243,39 @@ def _by_operation(program: ComparedProgram, node: int) -> list[Hashable]:
 
 
 def _by_weight(program: ComparedProgram, node: int) -> list[Hashable]:
-    weights = [value for value in _known(program, node) if _is_leaf(program, value)]
-    weights.sort(key=lambda value: -program.graph.values.numel[value])
-    return [int(program.side.group[value]) for value in weights[:1]]
+    weights = sorted(_weights(program, node), key=lambda leaf: -program.graph.values.numel[leaf])
+    return [int(program.side.group[leaf]) for leaf in weights[:1]]
 
 
-def _is_leaf(program: ComparedProgram, value: int) -> bool:
-    """Return whether a value is a leaf, or moved from one."""
-    while (node := program.maker[value]) >= 0:
+def _by_weights_alone(program: ComparedProgram, node: int) -> list[Hashable]:
+    """Return the weights that a node applies to one value, if one of them is a matrix.
+
+    It makes the same of it in any layout, by a convolution or as a product of windows. A scale says
+    less: it may be applied before or after a sum.
+    """
+    weights = _weights(program, node)
+    shapes = program.graph.values.shape
+    has_matrix = any(sum(size > 1 for size in shapes[leaf]) > 1 for leaf in weights)
+    if len(program.reads[node]) != len(weights) + 1 or not has_matrix:
+        return []
+    return [frozenset(int(program.side.group[leaf]) for leaf in weights)]
+
+
+def _weights(program: ComparedProgram, node: int) -> list[int]:
+    """Return the right leaves that a node reads, in whatever layout."""
+    leaves = [_leaf_behind(program, value) for value in program.reads[node]]
+    return [
+        leaf
+        for leaf in leaves
+        if leaf != NOTHING and program.state[leaf] == RIGHT and program.is_informed[leaf]
+    ]
+
+
+def _leaf_behind(program: ComparedProgram, value: int) -> int:
+    """Return the leaf that a value was moved from, which may be itself; NOTHING if it was made."""
+    while value >= 0 and (node := program.maker[value]) >= 0:
         reads = program.reads[node]
-        if not program.graph.nodes.moves[node] or len(reads) != 1 or reads[0] < 0:
-            return False
+        if not program.graph.nodes.moves[node] or len(reads) != 1:
+            return NOTHING
         value = reads[0]
-    return True
+    return value

@@ -40,10 +40,10 @@ class Bisected(Operations):
         assert case.reference is not None and case.port is not None
         dtype = variant if variant in DTYPES else DTYPES[0]
 
-        def call(arguments: tuple[str, ...]) -> Callable[[], None]:
-            def run() -> None:
+        def call(arguments: tuple[str, ...]) -> Callable[[], object]:
+            def run() -> object:
                 with side(*arguments, dtype, 0) as program:
-                    program()
+                    return program()
 
             return run
 
