@@ -127,14 +127,19 @@ class CallablePrograms:
 
 
 def _as_module(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a module that does what a call does."""
+    """Return a function that does what a call does within a module."""
     import torch
 
     class Function(torch.nn.Module):
-        def forward(self) -> Any:
-            return call()
+        def forward(self, results: list[Any]) -> None:
+            results.append(call())
 
-    return Function()
+    def run() -> Any:
+        results: list[Any] = []
+        Function()(results)
+        return results[0]
+
+    return run
 
 
 class _CallWithCopies:

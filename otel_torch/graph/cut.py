@@ -51,7 +51,8 @@ class Cut:
 def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
     """Return what each value of the port that is not right should be, where that is known.
 
-    Values that only parts of fused operations have are left out.
+    Values that only parts of fused operations have are left out, and those that a trial has put
+    there.
     """
     graphs = comparison.graphs
     ends = [
@@ -60,10 +61,12 @@ def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
         if not pair.is_right
     ]
     reference, port = comparison.programs
+    is_put = port.graph.is_put
     return {
         value: counterpart
         for value, counterpart in find_counterparts(comparison.programs, ends).items()
-        if not is_beside(reference, counterpart.reference) and not is_beside(port, value)
+        if not (is_beside(reference, counterpart.reference) or is_beside(port, value))
+        and not is_put[value]
     }
 
 
