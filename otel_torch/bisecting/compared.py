@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,15 +55,25 @@ class ComparedRank:
         """Return a fault in the names of both programs."""
         return make_finding(self.comparison, fault, self.recorded)
 
-    def cut(self, fault: GraphFault) -> Cut | None:
+    def cut(self, fault: GraphFault, without: Set[RankedKey] = frozenset()) -> Cut | None:
         """Return where a fault ends; None where the programs do not meet again behind it, or have
         values of other sizes.
-        """
-        return None if self.is_divided else find_cut(self.comparison, fault, self.counterparts)
 
-    def with_proven_region(self, fault: GraphFault) -> GraphFault:
+        Args:
+            without: Values of the port whose exchange is of no use.
+        """
+        if self.is_divided:
+            return None
+        counterparts = {
+            value: own
+            for value, own in self.counterparts.items()
+            if not without or self.port_key(own.port) not in without
+        }
+        return find_cut(self.comparison, fault, counterparts)
+
+    def with_proven_region(self, fault: GraphFault, without: Set[RankedKey]) -> GraphFault:
         """Return a fault with what is between right values and the exchange, if it is little."""
-        cut = self.cut(fault)
+        cut = self.cut(fault, without)
         if cut is None or not cut.is_close or not cut.region:
             return fault
         place = fault.port or FaultPlace((), NOTHING, ())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.bisecting.compared import ComparedRank, ComparedRuns
+from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, RankedKey
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import Programs, RunFailed
 from otel_torch.bisecting.trials import Attempt, Exchanges, Trial, Trials
@@ -218,6 +218,11 @@ class _Search:
             trial = self._trials.make(compared, attempt)
             if trial.is_better:
                 return trial, failed
+            further = _further(compared.leading, attempt)
+            if further is not None:
+                second = self._trials.make(compared, further)
+                if second.is_better:
+                    return second, failed
             failed.append(trial)
         if len(failed) > 1:
             trial = self._trials.make(compared, _together(attempts))
@@ -278,6 +283,21 @@ class _Search:
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
 
 
+def _further(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
+    """Return an attempt with what is exchanged further behind a fault, if there is such.
+
+    In a value next to it the axes may be in an order that cannot be told from those of the
+    reference, or the programs may compute something else there.
+    """
+    (fault, *others), tried = attempt.faults, frozenset(attempt.exchanges)
+    if others or fault.begins_at_leaf or attempt.is_repeated:
+        return None
+    cut = rank.cut(fault, tried)
+    if cut is None:
+        return None
+    return Attempt((fault,), cut.is_close, rank.exchanges([cut]), without=tried)
+
+
 def _together(attempts: Sequence[Attempt]) -> Attempt:
     faults = tuple(fault for attempt in attempts for fault in attempt.faults)
     exchanges: Exchanges = {}
@@ -320,7 +340,9 @@ def _add(
         finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
     if answer.has_place_of(finding):
         return
-    answer.operations.append(region_operations(rank.comparison, rank.with_proven_region(fault)))
+    tried = frozenset[RankedKey]() if trial is None else trial.attempt.without
+    proven = rank.with_proven_region(fault, tried)
+    answer.operations.append(region_operations(rank.comparison, proven))
     answer.report.operations = answer.operations[0]
     if untried is not None:
         answer.untried[len(answer.faults)] = untried

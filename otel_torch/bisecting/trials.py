@@ -36,12 +36,14 @@ class Attempt:
         is_close: Whether nothing else lies between right values and the exchange.
         exchanges: The reference's values by those of the port in whose place they are put.
         is_repeated: Whether a line is healed wherever it runs, with all that is between.
+        without: Values of the port whose exchange was tried before, and was of no use.
     """
 
     faults: tuple[GraphFault, ...]
     is_close: bool
     exchanges: Exchanges
     is_repeated: bool = False
+    without: frozenset[RankedKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

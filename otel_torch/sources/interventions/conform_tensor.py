@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -49,29 +50,21 @@ def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     fits = have_same_order(reference.shape, port.shape)
     if fits and (_is_near(reference.reshape(port.shape), port) or not _has_twin_axes(reference)):
         return reference.reshape(port.shape)
-    nearest = min(_orders(reference, port), key=lambda own: _distance(own, port), default=None)
+    nearest = min(
+        _in_orders(reference, port, _all_orders),
+        key=lambda own: _distance(own, port),
+        default=None,
+    )
     if nearest is not None and _is_near(nearest, port):
         has_its_numbers = fits and _is_near(nearest, port, math.sqrt(torch.finfo(port.dtype).eps))
         if not has_its_numbers:
             return nearest
     if fits:
         return reference.reshape(port.shape)
-    moved = _with_an_axis_moved(reference.squeeze(), port)
+    moved = list(_in_orders(reference, port, _with_one_axis_moved))
     if len(moved) != 1:
         raise CannotConform("shape")
     return moved[0]
-
-
-def _with_an_axis_moved(reference: torch.Tensor, port: torch.Tensor) -> list[torch.Tensor]:
-    """Return `reference` with one axis moved, once for each order that has the shape of `port`."""
-    axes = range(reference.dim())
-    orders = set()
-    for axis, place in itertools.permutations(axes, 2):
-        order = [other for other in axes if other != axis]
-        order.insert(place, axis)
-        orders.add(tuple(order))
-    moved = [reference.permute(order) for order in sorted(orders)]
-    return [own.reshape(port.shape) for own in moved if have_same_order(own.shape, port.shape)]
 
 
 def _has_twin_axes(tensor: torch.Tensor) -> bool:
@@ -79,14 +72,64 @@ def _has_twin_axes(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and len(set(sizes)) < len(sizes)
 
 
-def _orders(reference: torch.Tensor, port: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield `reference` with its axes in other orders, in the shape of `port`."""
-    if reference.dim() > _MAX_AXES:
+def _all_orders(count: int) -> Iterable[tuple[int, ...]]:
+    return itertools.permutations(range(count)) if count <= _MAX_AXES else ()
+
+
+def _with_one_axis_moved(count: int) -> Iterable[tuple[int, ...]]:
+    """Return the orders in which all axes but one keep theirs.
+
+    >>> _with_one_axis_moved(3)
+    [(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)]
+    """
+    orders = set()
+    for axis, place in itertools.permutations(range(count), 2):
+        order = [other for other in range(count) if other != axis]
+        order.insert(place, axis)
+        orders.add(tuple(order))
+    return sorted(orders)
+
+
+def _in_orders(
+    reference: torch.Tensor,
+    port: torch.Tensor,
+    orders: Callable[[int], Iterable[tuple[int, ...]]],
+) -> Iterator[torch.Tensor]:
+    """Yield `reference` in the shape of `port`, with its axes in other orders.
+
+    Either of them may have neighboring axes merged.
+    """
+    reference, shape = reference.squeeze(), [size for size in port.shape if size != 1]
+    if reference.dim() >= len(shape):
+        for order in orders(reference.dim()):
+            if _merges_to(reference.shape, order, shape):
+                yield reference.permute(order).reshape(port.shape)
         return
-    for order in itertools.permutations(range(reference.dim())):
-        moved = reference.permute(order)
-        if have_same_order(moved.shape, port.shape):
-            yield moved.reshape(port.shape)
+    for order in orders(len(shape)):
+        if _merges_to(shape, order, reference.shape):
+            own = [shape[axis] for axis in order]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            yield reference.reshape(own).permute(back).reshape(port.shape)
+
+
+def _merges_to(shape: Sequence[int], order: Sequence[int], merged: Sequence[int]) -> bool:
+    """Return whether axes in another order, neighbors merged, have a shape.
+
+    Axes that are merged keep their order.
+
+    >>> _merges_to((2, 3, 4), (0, 2, 1), (8, 3)), _merges_to((2, 3, 4), (2, 0, 1), (8, 3))
+    (True, False)
+    """
+    if not have_same_order([shape[axis] for axis in order], merged):
+        return False
+    bounds = set(itertools.accumulate(merged, operator.mul))
+    count, last = 1, -1
+    for axis in order:
+        if axis < last:
+            return False
+        count *= shape[axis]
+        last = -1 if count in bounds else axis
+    return True
 
 
 def _is_near(reference: torch.Tensor, port: torch.Tensor, limit: float = _MAX_DISTANCE) -> bool:

@@ -70,6 +70,10 @@ class Started:
     written: list[torch.Tensor] = field(default_factory=list)
     number: int | None = None
 
+    def reads_all_of(self, made: torch.Tensor) -> bool:
+        """Return whether a tensor that was read has as many elements as one that was made."""
+        return any(tensor.numel() == made.numel() for tensor in self.tensors)
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -246,10 +250,10 @@ class OperationRecorder:
                 self._pending[memory_of(tensor)].append(pending)
             self._add(row)
             if not kind.is_collective:
-                is_moved = "moves" in row.fields and any(
-                    read.numel() == tensor.numel() for read in started.tensors
-                )
-                self._add_readings(started.call, value, tensor, is_moved)
+                self._add_parts(started.call, value, tensor)
+                axes = movable_axes(tensor.shape, past_twins="moves" not in row.fields)
+                if "moves" not in row.fields or not started.reads_all_of(tensor):
+                    self._add_axes(started.call, value, tensor, axes)
 
     def _replaced(
         self, call: RecordedCall, label: str, tensor: torch.Tensor
@@ -364,7 +368,7 @@ class OperationRecorder:
         if own is not None:
             return self._add_put(started, value, label, tensor)
         self.values.see(tensor, value)
-        self._add_readings(call, value, tensor, is_moved=True)
+        self._add_parts(call, value, tensor)
         return value.number
 
     def _add_leaf(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
@@ -390,26 +394,25 @@ class OperationRecorder:
             fields["line"] = named.line
         self.values.write(tensor, value)
         self._add(make_row(call, label, measured, fields))
-        self._add_readings(call, value, tensor, is_moved=False)
+        self._add_parts(call, value, tensor)
+        self._add_axes(call, value, tensor, movable_axes(tensor.shape))
         return value.number
 
-    def _add_readings(
-        self, call: RecordedCall, value: Value, tensor: torch.Tensor, is_moved: bool
+    def _add_axes(
+        self, call: RecordedCall, value: Value, tensor: torch.Tensor, axes: Sequence[int]
     ) -> None:
-        """Add what another program may have in the place of a value."""
-        self._add_parts(call, value, tensor)
-        if self._axes and not is_moved:
-            for axis in movable_axes(tensor.shape):
-                measured = measure_value(tensor.detach().movedim(axis, -1), self.columns)
-                fields: dict[str, Any] = {
-                    "op": AXIS_LAST,
-                    "args": [{"value": value.number}, axis],
-                    "reads": [value.number],
-                    "value": self._new_value(measured).number,
-                    "makes": 0,
-                    "reading": True,
-                }
-                self._add(make_row(call, f"axis[{self._next('axis', call)}]", measured, fields))
+        """Add a value with each of some axes moved last, as another program may have it."""
+        for axis in axes if self._axes else ():
+            measured = measure_value(tensor.detach().movedim(axis, -1), self.columns)
+            fields: dict[str, Any] = {
+                "op": AXIS_LAST,
+                "args": [{"value": value.number}, axis],
+                "reads": [value.number],
+                "value": self._new_value(measured).number,
+                "makes": 0,
+                "reading": True,
+            }
+            self._add(make_row(call, f"axis[{self._next('axis', call)}]", measured, fields))
 
     def _add_parts(self, call: RecordedCall, whole: Value, tensor: torch.Tensor) -> None:
         """Add the parts that ranks may have of a value, cut along each of its axes."""
@@ -489,13 +492,19 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
         return False
 
 
-def movable_axes(shape: Sequence[int]) -> list[int]:
+def movable_axes(shape: Sequence[int], past_twins: bool = True) -> list[int]:
     """Return the axes of which a move to the end changes the order of the elements.
+
+    Args:
+        past_twins: Whether an axis may move past another one of its size.
 
     >>> movable_axes((1, 3, 4, 5, 1)), movable_axes((4,))
     ([1, 2], [])
+    >>> movable_axes((2, 4, 4)), movable_axes((2, 4, 4), past_twins=False)
+    ([0, 1], [0])
     """
-    return [axis for axis, size in enumerate(shape) if size > 1][:-1]
+    axes = [axis for axis, size in enumerate(shape) if size > 1][:-1]
+    return [axis for axis in axes if past_twins or shape[axis] not in shape[axis + 1 :]]
 
 
 def _tensors_of(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
