@@ -17,6 +17,7 @@ from otel_torch.graph.counterparts import Counterpart, is_beside
 from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.layouts import Axes, Layouts
 from otel_torch.graph.states import RIGHT, use_weights_equally
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
@@ -30,6 +31,22 @@ class RankedKey(NamedTuple):
 
     value: ValueKey
     rank: int
+
+
+class Exchange(NamedTuple):
+    """What is put in the place of a value of the port.
+
+    Attributes:
+        reference: A value of the reference.
+        axes: An axis of each that is the same, where others keep their order; None where that is
+            not known.
+    """
+
+    reference: RankedKey
+    axes: Axes | None
+
+
+Exchanges = dict[RankedKey, Exchange]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +97,16 @@ class ComparedRank:
         region = tuple(sorted({*place.region, *cut.region}))
         return replace(fault, port=replace(place, region=region))
 
-    def exchanges(self, cuts: Iterable[Cut]) -> dict[RankedKey, RankedKey]:
+    @cached_property
+    def _layouts(self) -> Layouts:
+        return Layouts(self.comparison.programs)
+
+    def exchanges(self, cuts: Iterable[Cut]) -> Exchanges:
         """Return the reference's values by those of the port in whose place they are put."""
         return {
-            self.port_key(own.port): self.reference_key(own.reference)
+            self.port_key(own.port): Exchange(
+                self.reference_key(own.reference), self._layouts.of(own.reference, own.port)
+            )
             for cut in cuts
             for own in cut.exchanges
         }
@@ -197,7 +220,7 @@ def compare_runs(
     noise: ProgramRun | None = None,
     tolerance: float | None = None,
     read: Callable[..., RecordedGraph] = read_graph,
-    exchanges: Mapping[RankedKey, RankedKey] = MappingProxyType({}),
+    exchanges: Mapping[RankedKey, Exchange] = MappingProxyType({}),
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -243,12 +266,12 @@ def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
 
 
 def _exchanged(
-    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, RankedKey]
+    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, Exchange]
 ) -> list[tuple[int, int]]:
     """Return the values of reference and port that were exchanged in a rank's recording."""
     reference, port = recorded.map(_by_key)
     return [
-        (reference[own.value], port[key.value])
+        (reference[own.reference.value], port[key.value])
         for key, own in exchanges.items()
         if key.rank == rank and key.value._replace(label=f"{PUT_LABEL}{key.value.label}") in port
     ]

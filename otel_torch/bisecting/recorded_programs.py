@@ -11,6 +11,7 @@ from typing import Literal
 from otel_torch.bisecting.compared import (
     ComparedRank,
     ComparedRuns,
+    Exchange,
     RankedKey,
     compare_runs,
     is_one_beside_several,
@@ -93,7 +94,7 @@ class RecordedPrograms:
         self,
         reference: ProgramRun,
         port: ProgramRun,
-        exchanges: Mapping[RankedKey, RankedKey] = MappingProxyType({}),
+        exchanges: Mapping[RankedKey, Exchange] = MappingProxyType({}),
     ) -> ComparedRuns:
         """Compare two runs, with the noise of the reference if that was recorded.
 

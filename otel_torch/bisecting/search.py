@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, RankedKey
+from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges, RankedKey
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import Programs, RunFailed
-from otel_torch.bisecting.trials import Attempt, Exchanges, Trial, Trials
+from otel_torch.bisecting.trials import Attempt, Trial, Trials
 from otel_torch.graph.compare import GraphFault
 from otel_torch.graph.cut import OperationLine, operation_lines, with_repetitions
 from otel_torch.parity.finding import Finding, Proof, Report

@@ -11,20 +11,18 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, RankedKey
+from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges, RankedKey
 from otel_torch.bisecting.recorded_programs import RecordedPrograms
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.graph.compare import GraphFault
 from otel_torch.parity.report.wording import short_place
-from otel_torch.recording.graph_values import ValueKey, file_name, write_wanted
+from otel_torch.recording.graph_values import ValueKey, copy_value, file_name, write_wanted
 from otel_torch.recording.metadata import read_metadata
 
 # whole values that one run of the reference may leave on the disk, in bytes
 KEPT_BYTES = 1 << 30
 # more than most values take; whether all fit is a bound on the disk, no promise
 _BYTES_PER_ELEMENT = 4
-
-Exchanges = dict[RankedKey, RankedKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +108,16 @@ class Trials:
             RunFailed: A program did not end well, or the reference computes other values each time.
         """
         exchanges = self._good | attempt.exchanges
-        if missing := set(exchanges.values()) - self._kept:
+        if missing := {own.reference for own in exchanges.values()} - self._kept:
             self._keep(compared, missing)
         self._count += 1
         folder = self._folder / f"put-{self._count}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for port, reference in exchanges.items():
-            kept = self._folder / "kept" / file_name(*reference)
+        for port, own in exchanges.items():
+            kept = self._folder / "kept" / file_name(*own.reference)
             if kept.exists():
-                shutil.copyfile(kept, folder / file_name(*port))
+                copy_value(kept, folder / file_name(*port), own.axes)
         where = short_place(compared.leading.finding(attempt.faults[0]))
         run = self._programs.record(
             "port", f"with the reference's value behind {where}", graph_put=str(folder.resolve())
@@ -160,9 +158,10 @@ class Trials:
 
     def _unfit(self, run: ProgramRun, attempt: Attempt) -> str | None:
         """Return why a value of an attempt could not be put in place, if any could not."""
-        for port, reference in attempt.exchanges.items():
-            if lost := self._not_kept.get(file_name(*reference)):
-                return f"{reference.value.label} of the reference could not be kept: {lost}"
+        for port, own in attempt.exchanges.items():
+            if lost := self._not_kept.get(file_name(*own.reference)):
+                label = own.reference.value.label
+                return f"{label} of the reference could not be kept: {lost}"
             put = _metadata(run, port.rank).get("values_put", {})
             reason = put.get(file_name(*port), "the port did not get there again")
             if reason is not None:

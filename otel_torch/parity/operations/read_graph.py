@@ -209,7 +209,11 @@ class _GraphFiller:
         """
         for rows in self._parts.values():
             node = self._builder.add_node(
-                str(rows[0]["op"]), [index[rows[0]["reads"][0]]], moves=True, is_reading=True
+                str(rows[0]["op"]),
+                [index[rows[0]["reads"][0]]],
+                arguments=_argument_text(rows[0].get("args")),
+                moves=True,
+                is_reading=True,
             )
             for row in rows:
                 self._add_value(row, node)

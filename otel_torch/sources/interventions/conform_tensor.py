@@ -21,8 +21,14 @@ class CannotConform(Exception):
     """A tensor cannot be converted. The message is a key of `isolation.REASONS`."""
 
 
-def conform(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
+def conform(
+    reference: torch.Tensor, port: torch.Tensor, axes: tuple[int, int] | None = None
+) -> torch.Tensor:
     """Return `reference` with the shape, dtype and device of `port`.
+
+    Args:
+        axes: An axis of `reference` and the same axis of `port`, beside which all others have one
+            order; None where that is not known.
 
     Raises:
         CannotConform: the tensors are of different kinds.
@@ -36,7 +42,12 @@ def conform(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     ):
         raise CannotConform("dtype")
     reference = reference.to(device=port.device, dtype=port.dtype)
-    reference = _in_order_of(reference, port)
+    if axes is None:
+        reference = _in_order_of(reference, port)
+    else:
+        own, other = axes
+        moved = port.movedim(other, -1).shape
+        reference = reference.movedim(own, -1).reshape(moved).movedim(-1, other)
     return reference.contiguous() if port.is_contiguous() else reference
 
 

@@ -2,8 +2,7 @@
 
 An answer is tried: the port runs again with the reference's value where a fault ends. Both sides of
 that are folders with one file for each value, named by where the value stands in its graph. The
-program's environment need not hold the package safetensors, so its format is written here: eight
-bytes of length, a JSON header, the elements.
+program's environment need not hold the package safetensors, so its format is written here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,15 @@ from typing import Any
 import torch
 
 from otel_torch import torch_private
-from otel_torch.recording.graph_values import WANTED, ValueKey, file_name, read_wanted
+from otel_torch.recording.graph_values import (
+    AXES,
+    WANTED,
+    ValueKey,
+    file_name,
+    read_header,
+    read_wanted,
+    write_header,
+)
 from otel_torch.sources.interventions.conform_tensor import CannotConform, conform
 
 _KEY = "value"
@@ -86,15 +93,17 @@ class GraphValues:
             "shape": list(tensor.shape),
             "data_offsets": [0, len(content)],
         }
-        header = json.dumps({_KEY: entry}).encode()
-        path.write_bytes(len(header).to_bytes(8, "little") + header + content)
+        with path.open("wb") as file:
+            write_header(file, {_KEY: entry})
+            file.write(content)
 
     @torch_private.unobserved
     def _replace(self, path: Path, tensor: torch.Tensor) -> str | None:
         """Write a stored value into a tensor; return the reason if that is not possible."""
         try:
             with torch.no_grad():
-                value = conform(_load(path), tensor)
+                stored, axes = _load(path)
+                value = conform(stored, tensor, axes)
                 if difference := _first_difference(value, tensor):
                     self.differed[path.name] = difference
                 _write(tensor, value)
@@ -145,11 +154,13 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _load(path: Path) -> torch.Tensor:
+def _load(path: Path) -> tuple[torch.Tensor, tuple[int, int] | None]:
+    """Return a stored value, and an axis of it with the same one of what it replaces, if known."""
     with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))[_KEY]
+        header = read_header(file)
         content = bytearray(file.read())
-    dtype = next(dtype for dtype, name in _DTYPES.items() if name == header["dtype"])
+    entry, axes = header[_KEY], json.loads(header.get("__metadata__", {}).get(AXES, "null"))
+    dtype = next(dtype for dtype, name in _DTYPES.items() if name == entry["dtype"])
     if not content:
-        return torch.empty(header["shape"], dtype=dtype)
-    return torch.frombuffer(content, dtype=dtype).reshape(header["shape"])
+        return torch.empty(entry["shape"], dtype=dtype), axes
+    return torch.frombuffer(content, dtype=dtype).reshape(entry["shape"]), axes
