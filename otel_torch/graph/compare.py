@@ -39,7 +39,7 @@ from otel_torch.graph.error_model import (
 from otel_torch.graph.exchanged import add_exchanged, makes_wrong, open_values
 from otel_torch.graph.explanation import Explanation, explain
 from otel_torch.graph.graph import AXIS_LAST, NOTHING, Floats, Graph, Indices
-from otel_torch.graph.shapes import have_same_order
+from otel_torch.graph.shapes import has_twins, have_same_order
 from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
 from otel_torch.graph.suspects import (
     blame_other_numbers,
@@ -173,7 +173,8 @@ class GraphComparison:
         reference, port = (graph.values for graph in self.graphs)
         side = self.programs[1].side
         return any(
-            not have_same_order(reference.shape[side.partner[value]], port.shape[value])
+            has_twins(port.shape[value])
+            or not have_same_order(reference.shape[side.partner[value]], port.shape[value])
             for value in np.flatnonzero(side.relation == REORDERED).tolist()
         )
 

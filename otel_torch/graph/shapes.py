@@ -20,6 +20,16 @@ def have_same_order(shape: Sequence[int], other: Sequence[int]) -> bool:
     return prod(shape) == prod(other) and (products <= others or others <= products)
 
 
+def has_twins(shape: Sequence[int]) -> bool:
+    """Return whether two axes have one size: their order does not show.
+
+    >>> has_twins((2, 8, 8)), has_twins((1, 1, 8))
+    (True, False)
+    """
+    sizes = [size for size in shape if size > 1]
+    return len(set(sizes)) < len(sizes)
+
+
 def _partial_products(shape: Sequence[int]) -> set[int]:
     """Return the products of the first axes: those after which a merged axis may end."""
     return set(accumulate((size for size in shape if size != 1), mul))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from otel_torch.graph.shapes import have_same_order
+from otel_torch.graph.shapes import has_twins, have_same_order
 
 # a permutation of axes is accepted if the relative L2 distance to the port's tensor is below this;
 # between unrelated tensors it would be larger than 1
@@ -59,7 +59,7 @@ def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     be elsewhere in the port, such as that of the channels.
     """
     fits = have_same_order(reference.shape, port.shape)
-    if fits and (_is_near(reference.reshape(port.shape), port) or not _has_twin_axes(reference)):
+    if fits and (_is_near(reference.reshape(port.shape), port) or not _may_be_turned(reference)):
         return reference.reshape(port.shape)
     nearest = min(
         _in_orders(reference, port, _all_orders),
@@ -78,9 +78,8 @@ def _in_order_of(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     return moved[0]
 
 
-def _has_twin_axes(tensor: torch.Tensor) -> bool:
-    sizes = [size for size in tensor.shape if size > 1]
-    return tensor.is_floating_point() and len(set(sizes)) < len(sizes)
+def _may_be_turned(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and has_twins(tensor.shape)
 
 
 def _all_orders(count: int) -> Iterable[tuple[int, ...]]:
