@@ -7,6 +7,7 @@ order (a layout that views can make), and values that are parts of one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -100,6 +101,8 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
         for chosen in (~same, same):
             sides[0].assign(left[chosen], right[chosen], errors[chosen], REORDERED)
             sides[1].assign(right[chosen], left[chosen], errors[chosen], REORDERED)
+    for side, graph in zip(sides, graphs, strict=True):
+        _split(graph, side)
     for whole_side in (0, 1):
         _find_parts(graphs, informed, sides, whole_side)
     for whole_side in (0, 1):
@@ -135,6 +138,27 @@ def _read_otherwise(graph: Graph, side: _Builder) -> None:
             partners = np.full(len(read), side.partner[first])
             relation = CUT if len(made) > 1 else TERM
             side.assign(read, partners, np.full(len(read), side.error[made].max()), relation)
+
+
+def _split(graph: Graph, side: _Builder) -> None:
+    """Note values of which a program itself takes all parts, if these match: it uses them alone.
+
+    Where the other program has such a whole in another order, the order may be what is wrong.
+    """
+    nodes, numel = graph.nodes, graph.values.numel
+    taken: dict[int, dict[tuple[int, int, int], int]] = defaultdict(dict)
+    for node in np.flatnonzero(nodes.moves & ~nodes.is_reading).tolist():
+        reads, made = nodes.reads[node], nodes.makes[node]
+        if len(reads) == 1 and reads[0] >= 0 and side.relation[reads[0]] == NONE:
+            label = int(nodes.operation[node]), int(nodes.argument[node])
+            for place, value in enumerate(made.tolist()):
+                if side.relation[value] == EQUAL and numel[value] < numel[reads[0]]:
+                    taken[int(reads[0])][*label, place] = value
+    for whole, parts in taken.items():
+        values = np.array(list(parts.values()))
+        if numel[values].sum() == numel[whole]:
+            first, error = side.partner[values[:1]], side.error[values].max()
+            side.assign(np.array([whole]), first, np.array([error]), CUT)
 
 
 def _moves_axis(graph: Graph) -> Flags:
