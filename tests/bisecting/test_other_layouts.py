@@ -68,3 +68,61 @@ def test_a_fault_in_another_layout_is_proven_at_its_line(fault: str, text: str) 
     assert finding.port_line.text.strip().startswith(text)
     assert finding.proof == "proven"
     assert answer.is_healed
+
+
+class Convolutions(nn.Module):
+    """Two convolutions, of as many channels as the pictures have rows and columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.silu(self.first(x))).tanh()
+
+
+def windows(x: Tensor, convolution: nn.Conv2d, pads: tuple[int, int] = (1, 1)) -> Tensor:
+    """Convolve pictures with channels last, as a product of windows."""
+    x = F.pad(x, (0, 0, *pads, *pads))
+    x = x.unfold(1, 3, 1).unfold(2, 3, 1).flatten(3)
+    return F.linear(x, convolution.weight.flatten(1), convolution.bias)
+
+
+@pytest.mark.parametrize("wrong", ["", "pads", "activation"])
+def test_what_windows_make_is_what_a_convolution_makes(wrong: str) -> None:
+    """Nothing but earlier values tells which of three axes of one size is that of the channels."""
+    model = Convolutions()
+
+    def port(x: Tensor) -> Tensor:
+        x = windows(x.permute(0, 2, 3, 1), model.first)
+        x = F.gelu(x) if wrong == "activation" else F.silu(x)
+        x = windows(x, model.second, (2, 0) if wrong == "pads" else (1, 1))
+        return x.tanh().permute(0, 3, 1, 2)
+
+    answer = otel_torch.bisect(model, port, torch.linspace(-2, 2, 432).sin().reshape(2, 6, 6, 6))
+    if not wrong:
+        assert answer.verdict == "match"
+        return
+    (finding,) = answer.faults
+    text = {"pads": "x = F.pad(x", "activation": "x = F.gelu(x) if"}[wrong]
+    assert finding.port_line is not None and finding.port_line.text.strip().startswith(text)
+    assert (finding.proof, answer.is_healed) == ("proven", True)
+
+
+class Pieces(Convolutions):
+    """The same, of which the first result is written piece by piece."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.empty(2, 6, 6, 6)
+        for part in (slice(0, 4), slice(4, 6)):
+            kept[:, part] = self.first(x)[:, part] * (1.0 if part.start else 1.5)
+        return self.second(F.silu(kept)).tanh()
+
+
+def test_a_value_that_is_written_piece_by_piece_is_exchanged_where_it_is_read() -> None:
+    x = torch.linspace(-2, 2, 432).sin().reshape(2, 6, 6, 6)
+    answer = otel_torch.bisect(Convolutions(), Pieces(), x)
+    (finding,) = answer.faults
+    assert finding.port_line is not None and "kept[:, part] =" in finding.port_line.text
+    assert (finding.proof, answer.is_healed) == ("proven", True)

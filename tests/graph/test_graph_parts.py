@@ -453,3 +453,17 @@ def test_merged_axes_are_equal_with_the_other_one_moved():
     flat = array[1].reshape(6, 12).T.copy()  # channels last, of one picture
     port = relations(with_axes_last(array[1]), with_axes_last(flat))[1]
     assert port.relation[0] == MOVED
+
+
+def test_a_value_of_which_a_program_takes_all_parts_is_right_in_them():
+    both = np.stack([X, X + 1])
+    port = Writer()
+    whole = port.op("tanh", port.leaf("both", np.arctanh(both / 10), "input"))
+    for place in (0, 1):
+        port.end(f"out{place}", port.op("slice", whole, 0, place, place + 1))
+    reference = leaves(both[0] / 10, both[1] / 10)
+    assert relations(reference, port.finish())[1].relation.tolist()[1:] == [CUT, EQUAL, EQUAL]
+    one = Writer()
+    whole = one.op("tanh", one.leaf("both", np.arctanh(both / 10), "input"))
+    one.end("out", one.op("slice", whole, 0, 0, 1))
+    assert relations(reference, one.finish())[1].relation[1] != CUT
