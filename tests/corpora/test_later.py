@@ -14,8 +14,14 @@ QUICK = (
     "lora_decay_through_the_moments", "hyena_positions_end_before_one", "swin_mask_added",
     "whisper_newest_first", "flow_gate_by_sigmoid", "videovae_norm_by_hand",
 )  # fmt: skip
+# the third round: among them ports with channels last and other formulas
+QUICK_OF_LATEST = (
+    "clipt5_causal_mask_by_the_library", "conformer", "vae2d_shift_undone_before_the_scale",
+    "vae2d_upsampled_by_an_index", "wan_query_and_key_norm_per_head", "wan_feed_forward_of_a_folded_scale",
+)  # fmt: skip
 
 board = fixture_of(corpus_of("later"))
+latest_board = fixture_of(corpus_of("latest"))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -23,7 +29,13 @@ def test_the_line_of_a_fault_is_named_and_clean_pairs_are_silent(board: Board, n
     check_line(board, name, "")
 
 
-def test_the_corpus_is_large_enough() -> None:
-    cases = corpus_of("later").cases
-    assert sum(case.clean for case in cases.values()) == 30
-    assert sum(not case.clean for case in cases.values()) == 60
+@pytest.mark.parametrize("name", QUICK_OF_LATEST)
+def test_so_they_are_in_the_third_round(latest_board: Board, name: str) -> None:
+    check_line(latest_board, name, "")
+
+
+@pytest.mark.parametrize(("corpus", "clean", "faults"), [("later", 30, 60), ("latest", 12, 30)])
+def test_the_corpora_are_large_enough(corpus: str, clean: int, faults: int) -> None:
+    cases = corpus_of(corpus).cases
+    assert sum(case.clean for case in cases.values()) == clean
+    assert sum(not case.clean for case in cases.values()) == faults
