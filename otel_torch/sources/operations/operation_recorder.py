@@ -251,9 +251,8 @@ class OperationRecorder:
             self._add(row)
             if not kind.is_collective:
                 self._add_parts(started.call, value, tensor)
-                axes = movable_axes(tensor.shape, past_twins="moves" not in row.fields)
                 if "moves" not in row.fields or not started.reads_all_of(tensor):
-                    self._add_axes(started.call, value, tensor, axes)
+                    self._add_axes(started.call, value, tensor)
 
     def _replaced(
         self, call: RecordedCall, label: str, tensor: torch.Tensor
@@ -395,14 +394,12 @@ class OperationRecorder:
         self.values.write(tensor, value)
         self._add(make_row(call, label, measured, fields))
         self._add_parts(call, value, tensor)
-        self._add_axes(call, value, tensor, movable_axes(tensor.shape))
+        self._add_axes(call, value, tensor)
         return value.number
 
-    def _add_axes(
-        self, call: RecordedCall, value: Value, tensor: torch.Tensor, axes: Sequence[int]
-    ) -> None:
-        """Add a value with each of some axes moved last, as another program may have it."""
-        for axis in axes if self._axes else ():
+    def _add_axes(self, call: RecordedCall, value: Value, tensor: torch.Tensor) -> None:
+        """Add a value with each of its axes moved last, as another program may have it."""
+        for axis in movable_axes(tensor.shape) if self._axes else ():
             measured = measure_value(tensor.detach().movedim(axis, -1), self.columns)
             fields: dict[str, Any] = {
                 "op": AXIS_LAST,
@@ -492,19 +489,19 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
         return False
 
 
-def movable_axes(shape: Sequence[int], past_twins: bool = True) -> list[int]:
-    """Return the axes of which a move to the end changes the order of the elements.
+def movable_axes(shape: Sequence[int]) -> list[int]:
+    """Return the axes that may stand last in another program: a move of each changes the order of
+    the elements.
 
-    Args:
-        past_twins: Whether an axis may move past another one of its size.
+    The last two are not exchanged if they have one size: whether scores are transposed is not a
+    matter of layout.
 
-    >>> movable_axes((1, 3, 4, 5, 1)), movable_axes((4,))
-    ([1, 2], [])
-    >>> movable_axes((2, 4, 4)), movable_axes((2, 4, 4), past_twins=False)
-    ([0, 1], [0])
+    >>> movable_axes((1, 3, 4, 5, 1)), movable_axes((4,)), movable_axes((2, 8, 8))
+    ([1, 2], [], [0])
     """
-    axes = [axis for axis, size in enumerate(shape) if size > 1][:-1]
-    return [axis for axis in axes if past_twins or shape[axis] not in shape[axis + 1 :]]
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    has_twins = len(axes) > 1 and shape[axes[-1]] == shape[axes[-2]]
+    return axes[: -2 if has_twins else -1]
 
 
 def _tensors_of(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
