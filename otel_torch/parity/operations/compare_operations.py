@@ -85,6 +85,11 @@ def compare_operations(
             f"the reference was recorded without the parts that {ranks} ranks may have of its "
             f"values: record it again with OTEL_TORCH_GRAPH_PARTS={ranks}"
         )
+    if report.verdict == "diverged" and comparison.may_move_axes:
+        report.warnings.append(
+            "the programs have the same numbers in tensors whose axes are in another order: record "
+            "both with OTEL_TORCH_GRAPH_AXES=1 for a closer place, or use `otel-torch bisect`"
+        )
     if hidden := len(comparison.faults) - len(report.introduced):
         report.warnings.append(
             f"{plural(hidden, 'further place')} may be at fault or another way to write the same: "
