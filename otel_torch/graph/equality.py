@@ -8,16 +8,23 @@ order (a layout that views can make), and values that are parts of one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.graph.distances import distinct, relative_distances, sketch_norms
+from otel_torch.graph.contents import (
+    ContentPairs,
+    Contents,
+    Groups,
+    distinct_contents,
+    equal_pairs,
+    same_kind,
+)
+from otel_torch.graph.distances import sketch_norms
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
-    AXIS_LAST,
     MAX,
     MEAN,
     MIN,
@@ -29,6 +36,7 @@ from otel_torch.graph.graph import (
     Indices,
     Values,
 )
+from otel_torch.graph.moved_axes import made_by, moves_axis, plain_contents, with_axes_moved
 from otel_torch.graph.windows import PAIRS_AT_ONCE, in_windows
 
 # relations of a value to the other program, the surest last
@@ -83,12 +91,15 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
             add up.
     """
     graphs = reference, port
-    contents = [_distinct(graph.values, limit) for graph, limit in zip(graphs, limits, strict=True)]
+    contents = [
+        distinct_contents(graph.values, limit) for graph, limit in zip(graphs, limits, strict=True)
+    ]
     sides = [_Builder(len(graph.values)) for graph in graphs]
-    groups = _Groups([len(content.first) for content in contents])
-    equal = _ContentPairs.of(_equal_pairs(*contents))
-    _take_pairs(contents, equal.among(_are_plain(graphs, contents)), sides, groups, EQUAL)
-    _take_pairs(contents, _with_axes_moved(graphs, contents, equal, sides), sides, groups, MOVED)
+    groups = Groups([len(content.first) for content in contents])
+    equal = ContentPairs.of(equal_pairs(*contents))
+    _take_pairs(contents, equal.among(plain_contents(graphs, contents)), sides, groups, EQUAL)
+    is_open = [side.relation == NONE for side in sides]
+    _take_pairs(contents, with_axes_moved(graphs, contents, equal, is_open), sides, groups, MOVED)
     for side, graph in zip(sides, graphs, strict=True):
         _read_otherwise(graph, side)
     informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
@@ -119,18 +130,12 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
 
 def _is_read(graph: Graph) -> Flags:
     """Return which values a reading makes, and no operation of the program."""
-    return _is_made_by(graph, graph.nodes.is_reading)
-
-
-def _is_made_by(graph: Graph, nodes: Flags) -> Flags:
-    """Return which values some nodes have made."""
-    is_made: Flags = np.append(nodes, False)[graph.values.maker]
-    return is_made
+    return made_by(graph, graph.nodes.is_reading)
 
 
 def _read_otherwise(graph: Graph, side: _Builder) -> None:
     """Note values that match in another reading: all parts of one match, or the sum of several."""
-    for node in np.flatnonzero(graph.nodes.is_reading & ~_moves_axis(graph)).tolist():
+    for node in np.flatnonzero(graph.nodes.is_reading & ~moves_axis(graph)).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
         if (side.relation[made] == EQUAL).all():
             read = read[side.relation[read] == NONE]
@@ -161,12 +166,6 @@ def _split(graph: Graph, side: _Builder) -> None:
             side.assign(np.array([whole]), first, np.array([error]), CUT)
 
 
-def _moves_axis(graph: Graph) -> Flags:
-    """Return which nodes read a value with an axis moved last."""
-    moves_axis = np.array([operation == AXIS_LAST for operation in graph.operations], bool)
-    return moves_axis[graph.nodes.operation]
-
-
 def _group_readings(
     graphs: tuple[Graph, Graph], sides: list[_Builder], groups: list[Indices]
 ) -> None:
@@ -186,94 +185,11 @@ def _group_readings(
         group[is_own] = of_whole[group[is_own]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Contents:
-    """The distinct contents of a program's values.
-
-    Attributes:
-        first: The first value with each content.
-        content: The content of each value.
-        limit: The largest limit of the values with each content.
-    """
-
-    values: Values
-    first: Indices
-    content: Indices
-    limit: Floats
-
-
-def _distinct(values: Values, limits: Floats) -> _Contents:
-    keys = np.concatenate(
-        [values.numel[:, None], values.nonfinite[:, None], values.sketch.view(np.int64)], axis=1
-    )
-    first, content = distinct(keys)
-    limit = np.zeros(len(first))
-    np.maximum.at(limit, content, limits)
-    return _Contents(values, first, content, limit)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ContentPairs:
-    """Contents of reference and port that are equal.
-
-    Attributes:
-        left, right: The contents of each pair.
-        errors: The relative distance of each pair.
-    """
-
-    left: Indices
-    right: Indices
-    errors: Floats
-
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[Indices, Indices, Floats]]) -> _ContentPairs:
-        """Join lists of pairs."""
-        nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
-        left, right, errors = map(np.concatenate, zip(nothing, *pairs, strict=True))
-        return cls(left, right, errors)
-
-    def among(self, flags: tuple[Flags, Flags]) -> _ContentPairs:
-        """Return the pairs of which both contents are flagged."""
-        chosen = flags[0][self.left] & flags[1][self.right]
-        return _ContentPairs(self.left[chosen], self.right[chosen], self.errors[chosen])
-
-
-def _equal_pairs(
-    reference: _Contents, port: _Contents
-) -> Iterator[tuple[Indices, Indices, Floats]]:
-    """Yield pairs of contents that are equal, with their errors.
-
-    Two norms differ by no more than the distance, so that only contents of almost the same norm are
-    compared.
-    """
-    kinds = [
-        np.stack([side.values.numel[side.first], side.values.nonfinite[side.first]], axis=1)
-        for side in (reference, port)
-    ]
-    norms = [sketch_norms(side.values.sketch[side.first]) for side in (reference, port)]
-    for left, right in _same_kind(kinds[0], kinds[1]):
-        left = left[np.argsort(norms[0][left])]
-        span = np.sqrt(reference.limit[left].max() ** 2 + port.limit[right] ** 2)
-        span = np.minimum(span, 1.0) * 1.01  # both norms are relative to the larger one
-        starts = np.searchsorted(norms[0][left], norms[1][right] * (1 - span))
-        upper = norms[1][right] / np.maximum(1 - span, 1e-300)
-        ends = np.searchsorted(norms[0][left], upper, side="right")
-        for own, other in in_windows(starts, ends):
-            pairs = left[other], right[own]
-            errors = relative_distances(
-                reference.values.sketch[reference.first[pairs[0]]],
-                port.values.sketch[port.first[pairs[1]]],
-            )
-            limit = np.sqrt(reference.limit[pairs[0]] ** 2 + port.limit[pairs[1]] ** 2)
-            is_equal = errors <= limit
-            yield pairs[0][is_equal], pairs[1][is_equal], errors[is_equal]
-
-
 def _take_pairs(
-    contents: list[_Contents],
-    pairs: _ContentPairs,
+    contents: list[Contents],
+    pairs: ContentPairs,
     sides: list[_Builder],
-    groups: _Groups,
+    groups: Groups,
     relation: int,
 ) -> None:
     """Note pairs of contents for their values, and put these into one group."""
@@ -281,101 +197,6 @@ def _take_pairs(
     for place, own, other in ((0, pairs.left, pairs.right), (1, pairs.right, pairs.left)):
         partners = contents[1 - place].first[other]
         sides[place].take(contents[place], partners, own, pairs.errors, relation)
-
-
-def _are_plain(graphs: tuple[Graph, Graph], contents: list[_Contents]) -> tuple[Flags, Flags]:
-    """Return which contents a value has that is more than another one with an axis moved."""
-    plain = []
-    for graph, content in zip(graphs, contents, strict=True):
-        is_plain = np.zeros(len(content.first), bool)
-        is_plain[content.content[~_is_made_by(graph, _moves_axis(graph))]] = True
-        plain.append(is_plain)
-    return plain[0], plain[1]
-
-
-def _with_axes_moved(
-    graphs: tuple[Graph, Graph],
-    contents: list[_Contents],
-    pairs: _ContentPairs,
-    sides: list[_Builder],
-) -> _ContentPairs:
-    """Return the pairs of contents that are equal once an axis of one or both is moved.
-
-    An order that a program gives to the elements of a value says nothing: it may be the wrong one.
-    """
-    computed = [
-        _computed_contents(graph, content) for graph, content in zip(graphs, contents, strict=True)
-    ]
-    left, right = computed[0][pairs.left], computed[1][pairs.right]
-    is_new = [np.zeros(len(content.first), bool) for content in contents]
-    for side, content, flags in zip(sides, contents, is_new, strict=True):
-        flags[content.content[side.relation == NONE]] = True
-    chosen = (left != NOTHING) & (right != NOTHING) & (is_new[0][left] | is_new[1][right])
-    return _ContentPairs(left[chosen], right[chosen], pairs.errors[chosen])
-
-
-def _computed_contents(graph: Graph, content: _Contents) -> Indices:
-    """Return for each content the one that a program has computed or selected: itself, or what it
-    is with an axis moved; NOTHING where there is none.
-    """
-    computed = np.full(len(content.first), NOTHING, np.int64)
-    for node in np.flatnonzero(_moves_axis(graph)).tolist():
-        made, read = graph.nodes.makes[node], graph.nodes.reads[node]
-        computed[content.content[made]] = content.content[read]
-    own = content.content[~_is_reordered(graph)]
-    computed[own] = own
-    return computed
-
-
-def _is_reordered(graph: Graph) -> Flags:
-    """Return which values hold the elements of another one, in an order of their own."""
-    nodes, numel = graph.nodes, graph.values.numel
-    is_reordered = np.zeros(len(numel), bool)
-    for node in np.flatnonzero(nodes.moves).tolist():
-        reads, made = nodes.reads[node], nodes.makes[node]
-        is_reordered[made] = np.isin(numel[made], numel[reads[reads >= 0]])
-    return is_reordered
-
-
-def _same_kind(left: Indices, right: Indices) -> Iterator[tuple[Indices, Indices]]:
-    """Yield the rows of each kind that both sides have; a kind is a row of integers."""
-    both = np.concatenate([left, right])
-    if not len(both):
-        return
-    _, kind = np.unique(both, axis=0, return_inverse=True)
-    kind = kind.reshape(-1)
-    order = np.argsort(kind, kind="stable")
-    bounds = np.flatnonzero(np.diff(kind[order])) + 1
-    for rows in np.split(order, bounds):
-        split = np.searchsorted(rows, len(left))
-        if 0 < split < len(rows):
-            yield rows[:split], rows[split:] - len(left)
-
-
-class _Groups:
-    """Joins equal contents of two programs."""
-
-    def __init__(self, counts: list[int]) -> None:
-        self._counts = counts
-        self._parent = list(range(sum(counts)))
-
-    def join(self, left: Indices, right: Indices) -> None:
-        """Put pairs of contents, one of each program, into one group."""
-        for own, other in zip(left.tolist(), (right + self._counts[0]).tolist(), strict=True):
-            first, second = self._find(own), self._find(other)
-            self._parent[max(first, second)] = min(first, second)
-
-    def _find(self, item: int) -> int:
-        parent = self._parent
-        while parent[item] != item:
-            parent[item] = parent[parent[item]]
-            item = parent[item]
-        return item
-
-    def numbers(self) -> tuple[Indices, Indices]:
-        """Return the group of each content, for each program."""
-        numbers = np.array([self._find(item) for item in range(len(self._parent))], np.int64)
-        return numbers[: self._counts[0]], numbers[self._counts[0] :]
 
 
 class _Builder:
@@ -387,7 +208,7 @@ class _Builder:
         self.error = np.full(count, np.nan)
 
     def take(
-        self, own: _Contents, partners: Indices, contents: Indices, errors: Floats, relation: int
+        self, own: Contents, partners: Indices, contents: Indices, errors: Floats, relation: int
     ) -> None:
         """Note the nearest partner of each content, for all values with that content and without a
         surer relation.
@@ -441,7 +262,7 @@ def _reordered_pairs(
     numel = [graph.values.numel[rows] for graph, rows in zip(graphs, open_values, strict=True)]
     units = [_units(table) for table in statistics]
     own_limits = [limit[rows] for limit, rows in zip(limits, open_values, strict=True)]
-    for left, right in _same_kind(numel[0][:, None], numel[1][:, None]):
+    for left, right in same_kind(numel[0][:, None], numel[1][:, None]):
         left = left[np.argsort(statistics[0][left, 0])]
         slack = 2 * np.maximum(own_limits[0][left].max(), own_limits[1][right])
         center, unit = statistics[1][right, 0], units[1][right, 0]
