@@ -45,7 +45,7 @@ class Bisection:
 
     @property
     def is_proven(self) -> bool:
-        """Whether any fault is."""
+        """Whether any fault was proven."""
         return any(fault.proof == "proven" for fault in self.faults)
 
     def has_place_of(self, finding: Finding) -> bool:

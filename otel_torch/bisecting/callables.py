@@ -102,19 +102,18 @@ class CallablePrograms:
         folder = self.folder / f"{len(self.runs) + 1}-{side}"
         folder.mkdir(parents=True)
         began = time.monotonic()
-        self._record(side, folder, settings)
-        recordings = find_recordings(folder)
+        recordings = self._record(side, folder, settings)
         if not recordings:  # recording begins with a module, and the function calls none
             self._calls[side] = _as_module(self._calls[side])
-            self._record(side, folder, settings)
-            recordings = find_recordings(folder)
+            recordings = self._record(side, folder, settings)
         if not recordings:
             raise RunFailed(f"the {side} ran no operation of torch, so nothing was recorded")
         run = ProgramRun(side, why, (), time.monotonic() - began, recordings)
         self.runs.append(run)
         return run
 
-    def _record(self, side: SideName, folder: Path, settings: Mapping[str, str]) -> None:
+    def _record(self, side: SideName, folder: Path, settings: Mapping[str, str]) -> dict[int, Path]:
+        """Call a function while it is recorded; return the recordings, by rank."""
         gc.collect()  # models of an earlier run would have names of their own
         with _same_random_state(), _without_run_id(), suppress(""):
             bootstrap.start(**settings, jsonl=str(folder / "recording.jsonl"))
@@ -124,6 +123,7 @@ class CallablePrograms:
                 raise RunFailed(f"the {side} raised {type(error).__name__}: {error}") from error
             finally:
                 bootstrap.stop()
+        return find_recordings(folder)
 
 
 def _as_module(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -38,8 +38,8 @@ class Exchange(NamedTuple):
 
     Attributes:
         reference: A value of the reference.
-        axes: An axis of each that is the same, where others keep their order; None where that is
-            not known.
+        axes: An axis of that value and the same axis of the port's, beside which all others keep
+            their order; None if that is not known.
     """
 
     reference: RankedKey
@@ -81,11 +81,13 @@ class ComparedRank:
         """
         if self.is_divided:
             return None
-        counterparts = {
-            value: own
-            for value, own in self.counterparts.items()
-            if not without or self.port_key(own.port) not in without
-        }
+        counterparts = self.counterparts
+        if without:
+            counterparts = {
+                value: own
+                for value, own in counterparts.items()
+                if self.port_key(own.port) not in without
+            }
         return find_cut(self.comparison, fault, counterparts)
 
     def with_proven_region(self, fault: GraphFault, without: Set[RankedKey]) -> GraphFault:
@@ -196,8 +198,8 @@ class ComparedRuns:
 
     @property
     def may_move_axes(self) -> bool:
-        """Whether recording moved axes could tell more: ends differ, and both programs have the
-        same numbers in tensors of which the axes are in another order.
+        """Whether recording moved axes could tell more: the ends differ, and some values have the
+        same numbers with their axes in another order.
         """
         return not self.is_match and any(rank.comparison.may_move_axes for rank in self.ranks)
 

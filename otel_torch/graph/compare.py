@@ -165,8 +165,8 @@ class GraphComparison:
 
     @property
     def may_move_axes(self) -> bool:
-        """Whether the programs have the same numbers in tensors with axes in another order, and
-        axes were not moved.
+        """Whether measuring moved axes, which was not done, could tell more: some values have the
+        same numbers with their axes in another order.
         """
         if any(AXIS_LAST in graph.operations for graph in self.graphs):
             return False

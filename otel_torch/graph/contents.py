@@ -62,7 +62,7 @@ class ContentPairs:
         return cls(left, right, errors)
 
     def among(self, flags: tuple[Flags, Flags]) -> ContentPairs:
-        """Return the pairs of which both contents are flagged."""
+        """Return the pairs whose contents are both flagged."""
         chosen = flags[0][self.left] & flags[1][self.right]
         return ContentPairs(self.left[chosen], self.right[chosen], self.errors[chosen])
 

@@ -25,6 +25,7 @@ from otel_torch.graph.distances import sketch_norms
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.graph import (
+    AXIS_LAST,
     MAX,
     MEAN,
     MIN,
@@ -36,7 +37,7 @@ from otel_torch.graph.graph import (
     Indices,
     Values,
 )
-from otel_torch.graph.moved_axes import made_by, moves_axis, plain_contents, with_axes_moved
+from otel_torch.graph.moved_axes import plain_contents, with_axes_moved
 from otel_torch.graph.windows import PAIRS_AT_ONCE, in_windows
 
 # relations of a value to the other program, the surest last
@@ -130,12 +131,12 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
 
 def _is_read(graph: Graph) -> Flags:
     """Return which values a reading makes, and no operation of the program."""
-    return made_by(graph, graph.nodes.is_reading)
+    return graph.made_by(graph.nodes.is_reading)
 
 
 def _read_otherwise(graph: Graph, side: _Builder) -> None:
     """Note values that match in another reading: all parts of one match, or the sum of several."""
-    for node in np.flatnonzero(graph.nodes.is_reading & ~moves_axis(graph)).tolist():
+    for node in np.flatnonzero(graph.nodes.is_reading & ~graph.nodes_of(AXIS_LAST)).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
         if (side.relation[made] == EQUAL).all():
             read = read[side.relation[read] == NONE]
@@ -146,9 +147,9 @@ def _read_otherwise(graph: Graph, side: _Builder) -> None:
 
 
 def _split(graph: Graph, side: _Builder) -> None:
-    """Note values of which a program itself takes all parts, if these match: it uses them alone.
+    """Note values that the program takes apart, where every part matches and it uses only these.
 
-    Where the other program has such a whole in another order, the order may be what is wrong.
+    If the other program has the whole in another order, the order itself may be wrong.
     """
     nodes, numel = graph.nodes, graph.values.numel
     taken: dict[int, dict[tuple[int, int, int], int]] = defaultdict(dict)

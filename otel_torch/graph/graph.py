@@ -198,15 +198,23 @@ class Graph:
     @property
     def is_put(self) -> Flags:
         """Which values a trial has put in the place of the program's own."""
-        is_put = [operation == PUT for operation in self.operations]
-        nodes = np.array([*is_put, False])[self.nodes.operation]
-        return np.append(nodes, False)[self.values.maker]
+        return self.made_by(self.nodes_of(PUT))
 
     @property
     def is_split(self) -> bool:
         """Whether values are also read as parts or terms of others."""
-        readings = self.nodes.operation[self.nodes.is_reading]
-        return any(self.operations[operation] != AXIS_LAST for operation in np.unique(readings))
+        return bool((self.nodes.is_reading & ~self.nodes_of(AXIS_LAST)).any())
+
+    def nodes_of(self, operation: str) -> Flags:
+        """Return which nodes run an operation."""
+        is_same = [name == operation for name in self.operations]
+        nodes: Flags = np.array(is_same, bool)[self.nodes.operation]
+        return nodes
+
+    def made_by(self, nodes: Flags) -> Flags:
+        """Return which values some nodes have made."""
+        is_made: Flags = np.append(nodes, False)[self.values.maker]
+        return is_made
 
     def readers(self) -> Rows:
         """Return the nodes that read each value."""

@@ -1,7 +1,7 @@
 """In which order the axes of the port's values lie, beside those of the reference.
 
-A wrong value says nothing of its layout, and neither do shapes of which two axes have one size.
-What was right before it, of the same shapes, does.
+A wrong value does not show its layout, nor does a shape with two axes of one size. A right value of
+the same shapes does: the last one before it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import defaultdict
+from itertools import product
 
 import numpy as np
 
@@ -52,24 +53,25 @@ class Layouts:
         first, second = self._graphs
         return first.values.shape[reference], second.values.shape[port]
 
-    def _same_axes(self, reference: int, port: int) -> Axes | None:
+    def _same_axes(self, reference: int, port: int) -> Axes:
         """Return which axes of two right values are the same: those by which they are nearest."""
-        best: tuple[float, Axes] | None = None
-        first, second = self._graphs
-        for own, made in ((LAST, reference), *self._readings[0].get(reference, ())):
-            for other, moved in ((LAST, port), *self._readings[1].get(port, ())):
-                sketches = first.values.sketch[[made]], second.values.sketch[[moved]]
-                candidate = float(relative_distances(*sketches)[0]), (own, other)
-                best = candidate if best is None else min(best, candidate)
-        return None if best is None else best[1]
+        first, second = (graph.values.sketch for graph in self._graphs)
+        readings = product(
+            ((LAST, reference), *self._readings[0].get(reference, ())),
+            ((LAST, port), *self._readings[1].get(port, ())),
+        )
+        _, axes = min(
+            (float(relative_distances(first[[made]], second[[moved]])[0]), (own, other))
+            for (own, made), (other, moved) in readings
+        )
+        return axes
 
 
 def _readings(graph: Graph) -> dict[int, list[tuple[int, int]]]:
     """Return of each value the axes that were moved last, and what that made."""
     readings: dict[int, list[tuple[int, int]]] = defaultdict(list)
     nodes = graph.nodes
-    for node in np.flatnonzero(nodes.is_reading).tolist():
-        if graph.operations[nodes.operation[node]] == AXIS_LAST:
-            axis = int(json.loads(graph.arguments[nodes.argument[node]])[1])
-            readings[int(nodes.reads[node][0])].append((axis, int(nodes.makes[node][0])))
+    for node in np.flatnonzero(graph.nodes_of(AXIS_LAST)).tolist():
+        axis = int(json.loads(graph.arguments[nodes.argument[node]])[1])
+        readings[int(nodes.reads[node][0])].append((axis, int(nodes.makes[node][0])))
     return readings

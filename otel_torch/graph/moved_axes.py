@@ -13,24 +13,12 @@ from otel_torch.graph.contents import ContentPairs, Contents
 from otel_torch.graph.graph import AXIS_LAST, NOTHING, Flags, Graph, Indices
 
 
-def moves_axis(graph: Graph) -> Flags:
-    """Return which nodes read a value with an axis moved last."""
-    moves_axis = np.array([operation == AXIS_LAST for operation in graph.operations], bool)
-    return moves_axis[graph.nodes.operation]
-
-
-def made_by(graph: Graph, nodes: Flags) -> Flags:
-    """Return which values some nodes have made."""
-    is_made: Flags = np.append(nodes, False)[graph.values.maker]
-    return is_made
-
-
 def plain_contents(graphs: tuple[Graph, Graph], contents: list[Contents]) -> tuple[Flags, Flags]:
-    """Return which contents a value has that is more than another one with an axis moved."""
+    """Return which contents are those of any value, and not only of one with an axis moved."""
     plain = []
     for graph, content in zip(graphs, contents, strict=True):
         is_plain = np.zeros(len(content.first), bool)
-        is_plain[content.content[~made_by(graph, moves_axis(graph))]] = True
+        is_plain[content.content[~graph.made_by(graph.nodes_of(AXIS_LAST))]] = True
         plain.append(is_plain)
     return plain[0], plain[1]
 
@@ -48,6 +36,8 @@ def with_axes_moved(
     Args:
         is_open: Which values of each program have no surer relation.
     """
+    if not any(AXIS_LAST in graph.operations for graph in graphs):
+        return ContentPairs.of(())
     computed = [
         _computed_contents(graph, content) for graph, content in zip(graphs, contents, strict=True)
     ]
@@ -64,7 +54,7 @@ def _computed_contents(graph: Graph, content: Contents) -> Indices:
     is with an axis moved; NOTHING where there is none.
     """
     computed = np.full(len(content.first), NOTHING, np.int64)
-    for node in np.flatnonzero(moves_axis(graph)).tolist():
+    for node in np.flatnonzero(graph.nodes_of(AXIS_LAST)).tolist():
         made, read = graph.nodes.makes[node], graph.nodes.reads[node]
         computed[content.content[made]] = content.content[read]
     own = content.content[~_is_reordered(graph)]

@@ -500,8 +500,8 @@ def movable_axes(shape: Sequence[int]) -> list[int]:
     ([1, 2], [], [0])
     """
     axes = [axis for axis, size in enumerate(shape) if size > 1]
-    has_twins = len(axes) > 1 and shape[axes[-1]] == shape[axes[-2]]
-    return axes[: -2 if has_twins else -1]
+    are_twins = len(axes) > 1 and shape[axes[-1]] == shape[axes[-2]]
+    return axes[: -2 if are_twins else -1]
 
 
 def _tensors_of(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""What `diff` says of two graphs whose tensors are laid out otherwise."""
+"""`diff` of two graphs whose tensors have different layouts."""
 
 from __future__ import annotations
 
