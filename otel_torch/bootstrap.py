@@ -305,6 +305,7 @@ class RunningSession:
     def stop(self) -> None:
         """End the active step, report, remove every source, and finish the sinks."""
         deadline = time.monotonic() + EXIT_S
+        self._sigterm.begin_stop()
         _guarded(self.step_tracker.end_run, "the end of the last step")()
         _guarded(self._report, "the report at the end")()
         for source in reversed(self.sources):

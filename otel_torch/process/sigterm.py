@@ -9,7 +9,9 @@ sets by `signal.signal` is kept here, and `signal.getsignal` returns that.
     SIG_IGN                  nothing; ours is not installed
 
 A program's function may end the process at once, or set a flag and restore SIG_DFL to die of the
-signal later, as uvicorn's does.
+signal later, as uvicorn's does. If the signal comes while `stop` runs in the main thread, the
+function is called afterwards: an exception that it raises would cut `stop` short. A second signal
+does not wait.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class SigtermWatch:
     ) -> None:
         self._stop, self._flush, self._is_busy = stop, flush, is_busy
         self._is_active = False
+        self._is_stopping = self._is_deferred = False
         self._program_handler: Any = signal.SIG_DFL
         self._endings: dict[int, _Ending] = {}  # by process; a forked child inherits its parent's
         self._signal, self._getsignal = signal.signal, signal.getsignal
@@ -69,8 +72,12 @@ class SigtermWatch:
         signal.signal = self._set_observed
         signal.getsignal = self._get_observed
 
+    def begin_stop(self) -> None:
+        """Let the program's handler wait for `restore`, if `stop` runs in the main thread."""
+        self._is_stopping = _is_main_thread()
+
     def restore(self) -> None:
-        """Install the program's handler. If a SIGTERM came during `stop`, die of it now.
+        """Install the program's handler. If a SIGTERM came during `stop`, obey it now.
 
         Python sets handlers in the main thread only: elsewhere ours remains, and does nothing but
         call the program's.
@@ -86,6 +93,8 @@ class SigtermWatch:
             signal.signal = self._signal
         if signal.getsignal is self._get_observed:
             signal.getsignal = self._getsignal
+        if self._is_deferred:
+            signal.raise_signal(signal.SIGTERM)
 
     # -- in place of the functions of `signal`
 
@@ -108,6 +117,9 @@ class SigtermWatch:
     def _handle(self, number: int, frame: FrameType | None) -> Any:
         handler = self._program_handler
         if callable(handler):
+            if self._is_stopping and not self._is_deferred:
+                self._is_deferred = True
+                return None
             if self._is_active:
                 self._flush_briefly()
             return handler(number, frame)

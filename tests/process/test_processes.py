@@ -116,6 +116,23 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
         """,
         -signal.SIGTERM, WHOLE_STEP, True,
     ),
+    "SIGTERM with the program's own handler while the recording ends": (
+        """
+        import otel_torch
+        from otel_torch.recorder import Recorder
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+        finish = Recorder.finish
+
+        def interrupted(*arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            finish(*arguments)
+
+        Recorder.finish = interrupted
+        run(4)
+        otel_torch.stop()
+        """,
+        5, WHOLE_STEP, True,
+    ),
     "SIGTERM while the device hangs": (
         """
         import otel_torch.process.sigterm

@@ -48,5 +48,13 @@ def run_step(step, records, bounded=False, training=False):
     return scope
 
 
+def wait_for_room(seconds=60):
+    """Wait as long as a queue is more than half full, as a step that computes something would."""
+    queues = [q for sink in recorder.sinks for qs in sink._pipelines._queues.values() for q in qs]
+    deadline = time.monotonic() + seconds
+    while any(2 * q._bytes > q._limit for q in queues) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def finish(seconds=30):
     recorder.finish(time.monotonic() + seconds)
