@@ -12,9 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
+from otel_torch.graph.blame import Origin, find_suspects
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
 from otel_torch.graph.counterparts import Counterpart, is_beside
-from otel_torch.graph.cut import Cut, begins_of, counterparts_of, find_cut, moved_from
+from otel_torch.graph.cut import (
+    Cut,
+    begins_of,
+    counterparts_of,
+    find_cut,
+    moved_from,
+    origin_of,
+)
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts
@@ -72,12 +80,18 @@ class ComparedRank:
         """Return a fault in the names of both programs."""
         return make_finding(self.comparison, fault, self.recorded)
 
-    def cut(self, fault: GraphFault, without: Set[RankedKey] = frozenset()) -> Cut | None:
+    def cut(
+        self,
+        fault: GraphFault,
+        without: Set[RankedKey] = frozenset(),
+        suspects: Set[Origin] | None = None,
+    ) -> Cut | None:
         """Return where a fault ends; None where the programs do not meet again behind it, or have
         values of other sizes.
 
         Args:
             without: Values of the port whose exchange is of no use.
+            suspects: What of the port may be at fault at all, if a trial has shown it.
         """
         if self.is_divided:
             return None
@@ -88,11 +102,37 @@ class ComparedRank:
                 for value, own in counterparts.items()
                 if self.port_key(own.port) not in without
             }
-        return find_cut(self.comparison, fault, counterparts)
+        return find_cut(self.comparison, fault, counterparts, suspects)
 
-    def with_proven_region(self, fault: GraphFault, without: Set[RankedKey]) -> GraphFault:
+    def suspects_after(self, trial: ComparedRank, exchanges: Iterable[RankedKey]) -> set[Origin]:
+        """Return what of the port may still have made values wrong that a trial has exchanged.
+
+        The reference's values behind them show what else leads to right results.
+        """
+        reference, port = trial.comparison.programs
+        own, names = _by_key(self.recorded.port), _by_key(trial.recorded.port)
+        exchanged = [names[key.value] for key in exchanges if key.value in names]
+        suspects = set()
+        for origin in find_suspects(port, reference, exchanged):
+            value = -1 - origin if origin < 0 else port.makes[origin][0]
+            key = _key(trial.recorded.port, value)
+            if key in own:
+                suspects.add(origin_of(self.comparison.programs[1], own[key]))
+        return suspects
+
+    def begins_with(self, fault: GraphFault, suspects: Set[Origin]) -> bool:
+        """Return whether a fault begins with any of some suspects."""
+        port = self.comparison.programs[1]
+        return any(origin_of(port, value) in suspects for value in begins_of(port, fault.port))
+
+    def with_proven_region(
+        self,
+        fault: GraphFault,
+        without: Set[RankedKey] = frozenset(),
+        suspects: Set[Origin] | None = None,
+    ) -> GraphFault:
         """Return a fault with what is between right values and the exchange, if it is little."""
-        cut = self.cut(fault, without)
+        cut = self.cut(fault, without, suspects)
         if cut is None or not cut.is_close or not cut.region:
             return fault
         place = fault.port or FaultPlace((), NOTHING, ())
@@ -208,6 +248,10 @@ class ComparedRuns:
         """The first rank that differs, else the first."""
         differing = (rank for rank in self.ranks if not rank.comparison.is_match)
         return next(differing, self.ranks[0])
+
+    def of_rank(self, number: int) -> ComparedRank:
+        """Return a rank by its number."""
+        return next(rank for rank in self.ranks if rank.rank == number)
 
     def report(self) -> Report:
         """Return the report of the leading rank."""

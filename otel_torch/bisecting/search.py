@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges, RankedKey
+from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import Programs, RunFailed
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
@@ -96,6 +96,7 @@ class _Search:
         self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
         self._healed_places = 0
         self._tried: set[object] = set()  # places of hidden faults
+        self._is_hollow = False  # only what the port returns was exchanged, which heals anything
 
     def run(self, compared: ComparedRuns) -> Bisection:
         report = compared.report()
@@ -117,7 +118,7 @@ class _Search:
             if trial is None:
                 break
             compared = trial.compared
-        answer.is_healed = compared.is_match
+        answer.is_healed = compared.is_match and not self._is_hollow
         answer.report.first = next(iter(answer.faults), None)
 
     def _heal_one(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
@@ -133,9 +134,12 @@ class _Search:
             return self._bridge(answer, compared, steps)
         # what other steps have made is no cause as long as there is one in these
         own = [fault for fault in faults if fault not in steps] or faults
-        attempts = self._attempts(answer, compared, own)[:_TRIES]
+        # what heals at a close place is proven, so that no far one need be tried
+        attempts = sorted(self._attempts(answer, compared, own), key=lambda own: not own.is_close)
+        attempts = attempts[:_TRIES]
         trial, failed = self._first_better(compared, attempts)
         if trial is not None:
+            trial = _narrowed(leading, trial)
             self._accept(compared, trial)
             proof: Proof | None = "proven" if trial.attempt.is_close else None
             untested = next((own for own in failed if own.unfit), None)
@@ -143,8 +147,10 @@ class _Search:
                 # a surer place whose value could not be exchanged is not refuted by a far one
                 fault = untested.attempt.faults[0]
                 _add(answer, leading, fault, None, untested.unfit, untested)
+            reason = None if proof else _FAR if trial.healed else _NO_MEETING
+            self._is_hollow |= reason == _NO_MEETING
             for fault in _healed_by(trial, leading):
-                _add(answer, leading, fault, proof, None if proof else _FAR, trial)
+                _add(answer, leading, fault, proof, reason, trial)
         elif failed:
             unfit = failed[0].unfit
             fault = failed[0].attempt.faults[0]
@@ -283,6 +289,24 @@ class _Search:
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
 
 
+def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
+    """Return a trial with the one fault that it leaves, if it acquits what else leads to what was
+    exchanged.
+    """
+    attempt = trial.attempt
+    if attempt.is_close or attempt.is_repeated or len(attempt.faults) > 1:
+        return trial
+    suspects = rank.suspects_after(trial.compared.of_rank(rank.rank), attempt.exchanges)
+    for fault in (*attempt.faults, *rank.comparison.faults):
+        if not rank.begins_with(fault, suspects):
+            continue
+        cut = rank.cut(fault, attempt.without, suspects)
+        if cut is not None and cut.is_close and rank.exchanges([cut]) == attempt.exchanges:
+            narrowed = replace(attempt, faults=(fault,), is_close=True, suspects=suspects)
+            return replace(trial, attempt=narrowed)
+    return trial
+
+
 def _further(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
     """Return an attempt with what is exchanged further behind a fault, if there is such.
 
@@ -340,8 +364,10 @@ def _add(
         finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
     if answer.has_place_of(finding):
         return
-    tried = frozenset[RankedKey]() if trial is None else trial.attempt.without
-    proven = rank.with_proven_region(fault, tried)
+    if trial is None:
+        proven = rank.with_proven_region(fault)
+    else:
+        proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
     answer.operations.append(region_operations(rank.comparison, proven))
     answer.report.operations = answer.operations[0]
     if untried is not None:

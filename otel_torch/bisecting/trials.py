@@ -14,6 +14,7 @@ from typing import Any
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges, RankedKey
 from otel_torch.bisecting.recorded_programs import RecordedPrograms
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
+from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import GraphFault
 from otel_torch.parity.report.wording import short_place
 from otel_torch.recording.graph_values import ValueKey, copy_value, file_name, write_wanted
@@ -35,6 +36,7 @@ class Attempt:
         exchanges: The reference's values by those of the port in whose place they are put.
         is_repeated: Whether a line is healed wherever it runs, with all that is between.
         without: Values of the port whose exchange was tried before, and was of no use.
+        suspects: What of the port may be at fault at all, if a trial has shown it.
     """
 
     faults: tuple[GraphFault, ...]
@@ -42,6 +44,7 @@ class Attempt:
     exchanges: Exchanges
     is_repeated: bool = False
     without: frozenset[RankedKey] = frozenset()
+    suspects: Set[Origin] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> froz
 
     What was exchanged says nothing, nor does what only rearranges it.
     """
-    rank = next(rank for rank in after.ranks if rank.rank == before.rank)
+    rank = after.of_rank(before.rank)
     exchanged = before.moved_from(attempt.exchanges)
     return frozenset(
         key

@@ -238,6 +238,21 @@ def find_sources(
     return _sources(program, doubt, ends, rules), doubt
 
 
+def find_suspects(
+    program: ComparedProgram, other: ComparedProgram, values: list[int]
+) -> set[Origin]:
+    """Return what may have made some values wrong: right values do not acquit it."""
+    _, doubt = find_sources(program, other, values, Rules())
+    strong, *weak = doubt.of(values)
+    unsure = (origin for bits in weak for origin in doubt.members(bits))
+    return {*doubt.members(strong), *(own for own in unsure if _is_wrong(program, own))}
+
+
+def _is_wrong(program: ComparedProgram, origin: Origin) -> bool:
+    values = [-1 - origin] if origin < 0 else program.makes[origin]
+    return any(program.state[value] == WRONG for value in values)
+
+
 def _acquitted(
     program: ComparedProgram, other: ComparedProgram, doubt: Doubt, needed: int, rules: Rules
 ) -> set[Origin]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
 from otel_torch.graph.graph import NOTHING
@@ -35,17 +36,20 @@ class Cut:
         lines: How many lines of code these nodes have.
         others: Other wrong places from which they are made as well: nodes, or leaves as
             -1 - value. With any of them, the exchange heals more than this fault.
+        is_leaf: The fault is a weight or an input, which is exchanged itself.
     """
 
     exchanges: tuple[Counterpart, ...]
     region: tuple[int, ...]
     lines: int
     others: tuple[int, ...]
+    is_leaf: bool = False
 
     @property
     def is_close(self) -> bool:
         """Whether only this fault, and little code, lies between right values and the exchange."""
-        return not self.others and self.lines <= CLOSE_LINES
+        is_between = self.is_leaf or bool(self.region)
+        return is_between and not self.others and self.lines <= CLOSE_LINES
 
 
 def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
@@ -71,18 +75,22 @@ def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
 
 
 def find_cut(
-    comparison: GraphComparison, fault: GraphFault, counterparts: dict[int, Counterpart]
+    comparison: GraphComparison,
+    fault: GraphFault,
+    counterparts: dict[int, Counterpart],
+    suspects: Set[Origin] | None = None,
 ) -> Cut | None:
     """Return the values to exchange behind a fault; None where the programs do not meet again.
 
     Args:
         comparison: Of which `fault` is one.
         counterparts: Of the port's values (`counterparts_of`).
+        suspects: What of the port may be at fault at all, if a trial has shown it.
     """
     reference, port = comparison.programs
     leaves = _leaves(comparison, fault)
     if leaves is not None:
-        return Cut((leaves,), (), 0, ())
+        return Cut((leaves,), (), 0, (), is_leaf=True)
     begins = begins_of(port, fault.port)
     port_of = {root_of(reference, own.reference): root for root, own in counterparts.items()}
     first = _first_of(reference, begins_of(reference, fault.reference), port_of.keys())
@@ -91,14 +99,10 @@ def find_cut(
     values = list(dict.fromkeys([*values, *(port_of[value] for value in first)]))
     if not values:
         return None
-    accused = {
-        value
-        for another in comparison.faults
-        if another is not fault and another.is_certain and None not in another.places
-        for value in begins_of(port, another.port)
-    }
+    if suspects is None:
+        suspects = _suspects(comparison, fault)
     misplaced = find_misplaced(comparison, fault)
-    region, others = _what_makes(port, values, begins, accused)
+    region, others = _what_makes(port, values, begins, suspects)
     region = tuple(sorted({*region, *misplaced.nodes}))
     unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
     others += tuple(-1 - leaf for leaf in sorted(unclear))
@@ -106,6 +110,24 @@ def find_cut(
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)
     length = len({_line(port, node) for node in region})
     return Cut(tuple(counterparts[value] for value in values), region, length, elsewhere)
+
+
+def _suspects(comparison: GraphComparison, fault: GraphFault) -> set[Origin]:
+    """Return what of the port may be at fault as far as the graph alone tells."""
+    port = comparison.programs[1]
+    # a weight in another layout looks wrong, too: it has to be accused
+    wrong = {
+        node
+        for node, makes in enumerate(port.makes)
+        if any(port.state[made] == WRONG for made in makes) and not _reads_wrong(port, node)
+    }
+    accused = {
+        value
+        for another in comparison.faults
+        if another is not fault and another.is_certain and None not in another.places
+        for value in begins_of(port, another.port)
+    }
+    return wrong | {origin_of(port, value) for value in accused}
 
 
 def _leaves(comparison: GraphComparison, fault: GraphFault) -> Counterpart | None:
@@ -185,6 +207,12 @@ def _repeats(
             yield node
 
 
+def origin_of(program: ComparedProgram, value: int) -> Origin:
+    """Return what makes a value: a node, or the leaf itself."""
+    node = program.maker[value]
+    return node if node >= 0 else -1 - value
+
+
 def moved_from(program: ComparedProgram, values: Iterable[int]) -> set[int]:
     """Return values and all that only rearranges them."""
     moved = set(values)
@@ -231,7 +259,7 @@ def _first_of(program: ComparedProgram, begins: set[int], known: Set[int]) -> li
 
 
 def _what_makes(
-    program: ComparedProgram, values: list[int], begins: set[int], accused: set[int]
+    program: ComparedProgram, values: list[int], begins: set[int], suspects: Set[Origin]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the nodes that make some values wrong, and other wrong places among them.
 
@@ -239,7 +267,7 @@ def _what_makes(
 
     Args:
         begins: What the fault begins with.
-        accused: What other faults begin with.
+        suspects: What may be at fault.
     """
     nodes: set[int] = set()
     others: set[int] = set()
@@ -249,10 +277,9 @@ def _what_makes(
         node = program.maker[value]
         reads = [] if node < 0 else [read for read in program.reads[node] if read >= 0]
         before = [read for read in reads if program.state[read] != RIGHT]
-        # a weight in another layout looks wrong, too: it has to be accused
-        is_wrong = program.state[value] == WRONG and node >= 0 and not before
-        if (is_wrong or value in accused) and value not in begins:
-            others.add(-1 - value if node < 0 else node)
+        origin = origin_of(program, value)
+        if origin in suspects and value not in begins:
+            others.add(origin)
         if node < 0:
             continue
         nodes.add(node)
