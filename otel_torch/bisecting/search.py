@@ -135,9 +135,9 @@ class _Search:
         # what other steps have made is no cause as long as there is one in these
         own = [fault for fault in faults if fault not in steps] or faults
         # what heals at a close place is proven, so that no far one need be tried
-        attempts = sorted(self._attempts(answer, compared, own), key=lambda own: not own.is_close)
-        attempts = attempts[:_TRIES]
-        trial, failed = self._first_better(compared, attempts)
+        attempts = self._attempts(answer, compared, own)
+        attempts.sort(key=lambda attempt: not attempt.is_close)
+        trial, failed = self._first_better(compared, attempts[:_TRIES])
         if trial is not None:
             trial = _narrowed(leading, trial)
             self._accept(compared, trial)
@@ -147,8 +147,9 @@ class _Search:
                 # a surer place whose value could not be exchanged is not refuted by a far one
                 fault = untested.attempt.faults[0]
                 _add(answer, leading, fault, None, untested.unfit, untested)
-            reason = None if proof else _FAR if trial.healed else _NO_MEETING
-            self._is_hollow |= reason == _NO_MEETING
+            is_hollow = not (proof or trial.healed)
+            self._is_hollow |= is_hollow
+            reason = None if proof else _NO_MEETING if is_hollow else _FAR
             for fault in _healed_by(trial, leading):
                 _add(answer, leading, fault, proof, reason, trial)
         elif failed:

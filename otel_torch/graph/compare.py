@@ -165,8 +165,8 @@ class GraphComparison:
 
     @property
     def may_move_axes(self) -> bool:
-        """Whether measuring moved axes, which was not done, could tell more: some values have the
-        same numbers with their axes in another order.
+        """Whether a recording with moved axes could tell more than these, which have none: some
+        values have the same numbers with their axes in another order.
         """
         if any(AXIS_LAST in graph.operations for graph in self.graphs):
             return False

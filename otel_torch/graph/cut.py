@@ -7,7 +7,7 @@ was computed from right values, it is there and nowhere else.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -99,10 +99,9 @@ def find_cut(
     values = list(dict.fromkeys([*values, *(port_of[value] for value in first)]))
     if not values:
         return None
-    if suspects is None:
-        suspects = _suspects(comparison, fault)
+    is_suspect = _suspicion(comparison, fault, suspects)
     misplaced = find_misplaced(comparison, fault)
-    region, others = _what_makes(port, values, begins, suspects)
+    region, others = _what_makes(port, values, begins, is_suspect)
     region = tuple(sorted({*region, *misplaced.nodes}))
     unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
     others += tuple(-1 - leaf for leaf in sorted(unclear))
@@ -112,22 +111,27 @@ def find_cut(
     return Cut(tuple(counterparts[value] for value in values), region, length, elsewhere)
 
 
-def _suspects(comparison: GraphComparison, fault: GraphFault) -> set[Origin]:
-    """Return what of the port may be at fault as far as the graph alone tells."""
+def _suspicion(
+    comparison: GraphComparison, fault: GraphFault, suspects: Set[Origin] | None
+) -> Callable[[int], bool]:
+    """Return what tells whether the origin of a value of the port may be at fault."""
     port = comparison.programs[1]
-    # a weight in another layout looks wrong, too: it has to be accused
-    wrong = {
-        node
-        for node, makes in enumerate(port.makes)
-        if any(port.state[made] == WRONG for made in makes) and not _reads_wrong(port, node)
-    }
+    if suspects is not None:
+        return lambda value: origin_of(port, value) in suspects
     accused = {
         value
         for another in comparison.faults
         if another is not fault and another.is_certain and None not in another.places
         for value in begins_of(port, another.port)
     }
-    return wrong | {origin_of(port, value) for value in accused}
+    # a weight in another layout looks wrong, too: it has to be accused
+    return lambda value: value in accused or _is_made_wrong(port, value)
+
+
+def _is_made_wrong(program: ComparedProgram, value: int) -> bool:
+    """Return whether a node makes a wrong value of right ones."""
+    node = program.maker[value]
+    return bool(program.state[value] == WRONG and node >= 0 and not _reads_wrong(program, node))
 
 
 def _leaves(comparison: GraphComparison, fault: GraphFault) -> Counterpart | None:
@@ -259,7 +263,10 @@ def _first_of(program: ComparedProgram, begins: set[int], known: Set[int]) -> li
 
 
 def _what_makes(
-    program: ComparedProgram, values: list[int], begins: set[int], suspects: Set[Origin]
+    program: ComparedProgram,
+    values: list[int],
+    begins: set[int],
+    is_suspect: Callable[[int], bool],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the nodes that make some values wrong, and other wrong places among them.
 
@@ -267,7 +274,7 @@ def _what_makes(
 
     Args:
         begins: What the fault begins with.
-        suspects: What may be at fault.
+        is_suspect: Returns whether the origin of a value may be at fault.
     """
     nodes: set[int] = set()
     others: set[int] = set()
@@ -277,9 +284,8 @@ def _what_makes(
         node = program.maker[value]
         reads = [] if node < 0 else [read for read in program.reads[node] if read >= 0]
         before = [read for read in reads if program.state[read] != RIGHT]
-        origin = origin_of(program, value)
-        if origin in suspects and value not in begins:
-            others.add(origin)
+        if value not in begins and is_suspect(value):
+            others.add(origin_of(program, value))
         if node < 0:
             continue
         nodes.add(node)

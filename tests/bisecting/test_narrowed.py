@@ -1,4 +1,4 @@
-"""What a trial tells beside its result: the places that right results have acquitted."""
+"""Right results of a trial clear other suspects."""
 
 from __future__ import annotations
 

@@ -88,6 +88,17 @@ SIGNAL_IN_A_WRITE = """
     for _ in range(600):  # a signal is not heeded while a lock is waited for
         time.sleep(0.1)
 """
+SIGTERM_WHILE_IT_ENDS = """
+from otel_torch.recorder import Recorder
+finish = Recorder.finish
+
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    finish(*arguments)
+
+Recorder.finish = interrupted
+run(4)
+"""
 # name: (program, exit status, what is in the last step, whether the recording says that the run
 # ended cleanly)
 ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
@@ -102,35 +113,11 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
         "run(3); Between.action = lambda: send(signal.SIGTERM); run(1)", -signal.SIGTERM, WHOLE_STEP[:1], True,
     ),
     "SIGTERM in a write": (SIGNAL_IN_A_WRITE.format(signal="SIGTERM"), -signal.SIGTERM, WHOLE_STEP, True),
-    "SIGTERM while the recording ends": (
-        """
-        from otel_torch.recorder import Recorder
-        finish = Recorder.finish
-
-        def interrupted(*arguments):
-            os.kill(os.getpid(), signal.SIGTERM)
-            finish(*arguments)
-
-        Recorder.finish = interrupted
-        run(4)
-        """,
-        -signal.SIGTERM, WHOLE_STEP, True,
-    ),
+    "SIGTERM while the recording ends": (SIGTERM_WHILE_IT_ENDS, -signal.SIGTERM, WHOLE_STEP, True),
     "SIGTERM with the program's own handler while the recording ends": (
-        """
-        import otel_torch
-        from otel_torch.recorder import Recorder
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-        finish = Recorder.finish
-
-        def interrupted(*arguments):
-            os.kill(os.getpid(), signal.SIGTERM)
-            finish(*arguments)
-
-        Recorder.finish = interrupted
-        run(4)
-        otel_torch.stop()
-        """,
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+        + SIGTERM_WHILE_IT_ENDS
+        + "import otel_torch; otel_torch.stop()",
         5, WHOLE_STEP, True,
     ),
     "SIGTERM while the device hangs": (
