@@ -267,7 +267,7 @@ def _acquitted(
     unknown = _of_unknown_numbers(program, doubt)
     for node in sorted({reader for value in doubted for reader in program.readers[value]}):
         bits = doubt.of(program.reads[node])[0]
-        if not bits & needed & ~acquitted or _takes_a_part(program, node):
+        if not bits & needed & ~acquitted or _says_little(program, node):
             continue
         made = [item for item in program.makes[node] if sure[item]]
         if not made or any(item in doubt.tiers for item in program.makes[node]):
@@ -281,9 +281,14 @@ def _acquitted(
     return set(doubt.members(acquitted))
 
 
-def _takes_a_part(program: ComparedProgram, node: int) -> bool:
-    """Return whether a node moves a part of what it reads: that says nothing of the rest."""
-    if not program.graph.nodes.moves[node] or len(program.reads[node]) != 1:
+def _says_little(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node may not read what is in doubt, or moves a part of it: that says nothing
+    of the rest.
+    """
+    nodes = program.graph.nodes
+    if nodes.is_vague[node]:
+        return True
+    if not nodes.moves[node] or len(program.reads[node]) != 1:
         return False
     numel = program.graph.values.numel
     return bool((numel[program.makes[node]] < numel[program.reads[node][0]]).all())

@@ -127,6 +127,7 @@ class GraphBuilder:
         phase: str = "forward",
         inside: int = NOTHING,
         is_reading: bool = False,
+        is_vague: bool = False,
     ) -> int:
         """Add a node and return its index.
 
@@ -145,6 +146,7 @@ class GraphBuilder:
                 inside,
                 self._phases[phase],
                 is_reading,
+                is_vague,
             )
         )
         self._reads.append(reads)
@@ -163,7 +165,7 @@ class GraphBuilder:
     def finish(self) -> Graph:
         """Return the graph."""
         columns = _columns(self._values, 9, np.float64)
-        nodes = _columns(self._nodes, 10, np.int64)
+        nodes = _columns(self._nodes, 11, np.int64)
         whole: list[Indices] = [column.astype(np.int64) for column in columns]
         unknown = np.full(self.width, np.nan)
         sketches = [unknown if sketch is None else sketch for sketch in self._sketches]
@@ -195,6 +197,7 @@ class GraphBuilder:
                 inside=nodes[7],
                 phase=nodes[8],
                 is_reading=nodes[9].astype(bool),
+                is_vague=nodes[10].astype(bool),
                 reads=Rows.of(self._reads),
                 makes=Rows.of(self._makes),
             ),

@@ -62,11 +62,13 @@ class FaultPlace:
         leaf: The leaf at fault; NOTHING if it is a node. `nodes` are then its readers.
         region: The nodes from what both programs still have in common to where they do the same
             again, in the order of execution.
+        suspects: Nodes, and leaves as -1 - value, that may be the fault instead.
     """
 
     nodes: tuple[int, ...]
     leaf: int
     region: tuple[int, ...]
+    suspects: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +237,35 @@ def compare_graphs(
     programs = make_programs(graphs, sides, limits, noise is not None)
     ends, unpaired = pair_ends(programs, end_limits or limits)
     programs, replaced = add_exchanged(programs, end_limits or limits, exchanged)
-    wrong = [pair for pair in (*ends, *replaced) if not pair.is_right]
     open_to = open_values(programs, ends, replaced)
-    faults = _find_faults(programs, wrong, limits, rules, open_to)
+    faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)
     lacked = count_lacked_rows(programs, limits, ends)
     return GraphComparison(programs, faults, ends, unpaired, limits, open_to, lacked)
+
+
+def compare_known(
+    graphs: tuple[Graph, Graph],
+    limits: tuple[Floats, Floats],
+    closer: tuple[Floats, Floats],
+    expected: tuple[Indices, Indices],
+    ends: Sequence[EndPair],
+    equal: Sequence[tuple[int, int, float]],
+) -> GraphComparison:
+    """Compare two programs of which the ends, and how far values may be off, are known.
+
+    Args:
+        limits: The largest relative error of each value.
+        closer: The error above which an equal value is in doubt.
+        expected: What is known of each value besides its numbers (see `make_programs`).
+        ends: Pairs of ends.
+        equal: Values of both that are known to be equal, each with its error.
+    """
+    sides = find_equal(*graphs, limits, equal)
+    programs = make_programs(graphs, sides, limits, True, closer, expected)
+    open_to = open_values(programs, ends, ())
+    rules = Rules(finds_other_numbers=False, finds_other_orders=False)
+    faults = _find_faults(programs, ends, limits, rules, open_to)
+    return GraphComparison(programs, faults, list(ends), [[], []], limits, open_to, 0)
 
 
 def _find_equal(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> tuple[Side, Side]:
@@ -277,18 +303,19 @@ def _count(program: ComparedProgram) -> dict[str, int]:
 
 def _find_faults(
     programs: tuple[ComparedProgram, ComparedProgram],
-    wrong: list[EndPair],
+    ends: Sequence[EndPair],
     limits: tuple[Floats, Floats],
     rules: Rules,
     open_to: tuple[Set[int], Set[int]],
 ) -> list[GraphFault]:
+    wrong = [pair for pair in ends if not pair.is_right]
     if not wrong:
         return []
     wrong = in_order(programs, wrong)
     sources, doubts = [], []
-    ends_of_sides = values_of_ends(programs, wrong)
-    for side, (program, ends) in enumerate(zip(programs, ends_of_sides, strict=True)):
-        found, doubt = find_sources(program, programs[1 - side], ends, rules)
+    values_of_sides = values_of_ends(programs, wrong)
+    for side, (program, values) in enumerate(zip(programs, values_of_sides, strict=True)):
+        found, doubt = find_sources(program, programs[1 - side], values, rules)
         sources.append(found)
         doubts.append(doubt)
     if rules.compares_suspects:
@@ -417,10 +444,9 @@ def _make_fault(
         leaf = -1 - source.origin if source is not None and source.origin < 0 else NOTHING
         if source is None:
             places.append(None)
-        elif leaf >= 0:
-            places.append(FaultPlace(tuple(program.readers[leaf]), leaf, tuple(region)))
         else:
-            places.append(FaultPlace((source.origin,), NOTHING, tuple(region)))
+            nodes = tuple(program.readers[leaf]) if leaf >= 0 else (source.origin,)
+            places.append(FaultPlace(nodes, leaf, tuple(region), tuple(source.suspects)))
     error, limit = _error(programs, pair, limits)
     origins = [None if source is None else source.origin for source in pair]
     explanation = explain(*programs, regions, (origins[0], origins[1]))

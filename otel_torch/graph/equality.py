@@ -8,7 +8,7 @@ order (a layout that views can make), and values that are parts of one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,13 +83,19 @@ def has_information(values: Values) -> Flags:
     return enough
 
 
-def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> tuple[Side, Side]:
+def find_equal(
+    reference: Graph,
+    port: Graph,
+    limits: tuple[Floats, Floats],
+    known: Sequence[tuple[int, int, float]] = (),
+) -> tuple[Side, Side]:
     """Return the relations of the values of two programs.
 
     Args:
         reference, port: Two programs.
         limits: The largest relative error of each value in its own program; of a pair, the squares
             add up.
+        known: Values of reference and port that are known to be equal, each with its error.
     """
     graphs = reference, port
     contents = [
@@ -97,6 +103,7 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
     ]
     sides = [_Builder(len(graph.values)) for graph in graphs]
     groups = Groups([len(content.first) for content in contents])
+    _take_known(contents, known, sides, groups)
     equal = ContentPairs.of(equal_pairs(*contents))
     _take_pairs(contents, equal.among(plain_contents(graphs, contents)), sides, groups, EQUAL)
     is_open = [side.relation == NONE for side in sides]
@@ -127,6 +134,22 @@ def find_equal(reference: Graph, port: Graph, limits: tuple[Floats, Floats]) -> 
     ]
     _group_readings(graphs, sides, own_groups)
     return sides[0].finish(own_groups[0]), sides[1].finish(own_groups[1])
+
+
+def _take_known(
+    contents: list[Contents],
+    known: Sequence[tuple[int, int, float]],
+    sides: list[_Builder],
+    groups: Groups,
+) -> None:
+    """Note values that are known to be equal."""
+    if not known:
+        return
+    values = np.array([pair[:2] for pair in known], np.int64).T
+    errors = np.array([pair[2] for pair in known])
+    for side in (0, 1):
+        sides[side].assign(values[side], values[1 - side], errors, EQUAL)
+    groups.join(*(content.content[own] for content, own in zip(contents, values, strict=True)))
 
 
 def _is_read(graph: Graph) -> Flags:

@@ -143,6 +143,7 @@ class Nodes:
         inside: The node of which this one is a part; NOTHING for most.
         is_reading: It is none of the program's: what it makes is another way to read what it reads,
             such as the sum of what ranks have. Where that is right, they are.
+        is_vague: Which of `reads` it really reads is not known, so that what it makes acquits none.
         phase: Index into the graph's `phases`.
     """
 
@@ -157,6 +158,7 @@ class Nodes:
     module: Indices
     inside: Indices
     is_reading: Flags
+    is_vague: Flags
     phase: Indices
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ from otel_torch.graph.error_model import (
     STATISTICS_ERROR,
     arriving_errors,
 )
-from otel_torch.graph.graph import MEAN, STD, Flags, Floats, Graph, Indices
+from otel_torch.graph.graph import MEAN, NOTHING, STD, Flags, Floats, Graph, Indices
 
 RIGHT, DOUBTFUL, WRONG = range(3)
 STATE_NAMES = ("right", "doubtful", "wrong")
@@ -149,8 +149,17 @@ def make_programs(
     sides: tuple[Side, Side],
     limits: tuple[Floats, Floats],
     has_noise: bool,
+    closer: tuple[Floats, Floats] | None = None,
+    expected: tuple[Indices, Indices] | None = None,
 ) -> tuple[ComparedProgram, ComparedProgram]:
-    """Return both programs with the states of their values."""
+    """Return both programs with the states of their values.
+
+    Args:
+        closer: The error above which an equal value is in doubt, if that is not its limit.
+        expected: What is known of each value besides its numbers: WRONG where its counterpart
+            differs, DOUBTFUL where it should have one; RIGHT for the others, of which none is
+            wrong.
+    """
     operations: dict[str, int] = {}
     arguments: dict[str, int] = {}
     programs = []
@@ -166,7 +175,16 @@ def make_programs(
         informed = has_information(graph.values) & (np.maximum(limit, arriving) < MOST_ERROR)
         if has_rows:  # positions, lengths and indices are numbers of a batch, not of its tokens
             informed &= graph.values.roundoff > 0
+        if closer is not None:
+            jumps = side.error > np.hypot(closer[place], closer[1 - place][side.partner])
         state = states(graph, side, informed, jumps)
+        same = _same_numbers(graphs, sides, place)
+        if expected is not None:
+            is_unequal = (expected[place] == WRONG) & (side.relation < ROWS)
+            state[(state == WRONG) & (expected[place] == RIGHT)] = DOUBTFUL
+            is_unequal |= _are_permuted(graphs, side, place) & informed
+            state[is_unequal] = WRONG
+            same[:] = NOTHING  # where a value has its numbers in another order, its place tells
         programs.append(
             ComparedProgram(
                 graph,
@@ -175,7 +193,7 @@ def make_programs(
                 informed,
                 (state == RIGHT) & informed & _is_equal_in_variation(graph, side, pair_limit),
                 side,
-                _same_numbers(graphs, sides, place).tolist(),
+                same.tolist(),
                 [names[index] for index in graph.nodes.operation.tolist()],
                 [texts[index] for index in graph.nodes.argument.tolist()],
                 _readers(graph),
@@ -187,6 +205,15 @@ def make_programs(
             )
         )
     return programs[0], programs[1]
+
+
+def _are_permuted(graphs: tuple[Graph, Graph], side: Side, place: int) -> Flags:
+    """Return which values have the numbers of one of the same shape in another order."""
+    shapes, others = graphs[place].values.shape, graphs[1 - place].values.shape
+    flags: Flags = side.relation == REORDERED
+    for value in np.flatnonzero(flags).tolist():
+        flags[value] = shapes[value] == others[side.partner[value]]
+    return flags
 
 
 def _readers(graph: Graph) -> list[list[int]]:

@@ -67,6 +67,15 @@ class Alignment:
             return []
         return [weight for weight in self.modules.weights.get(modules, ()) if not weight.equal]
 
+    def is_extra(self, birth: Role) -> bool:
+        """Return whether a module returns a value besides what the other program's module does: a
+        fused norm returns the residual, too.
+        """
+        partner = self.partner.get(birth.call)
+        if partner is None or birth.side == "input":
+            return False
+        return birth is not birth.call.outputs[0] and len(birth.call.outputs) > len(partner.outputs)
+
     def further_calls(self) -> set[ModuleCall]:
         """Return the calls that one side makes more of than the other one, of the same module."""
         called = {call.module_path for call in self.partner}

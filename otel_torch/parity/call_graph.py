@@ -88,6 +88,12 @@ class Role:
         return self.call if self.side == "output" else self.call.parent
 
 
+def is_informative(role: Role) -> bool:
+    """Return whether a tensor was computed, so that equality is not a coincidence."""
+    value = role.value
+    return not value.is_constant and not value.is_integer and value.numel > 1
+
+
 def summed_sketch(roles: Sequence[Role]) -> Sketch | None:
     """Return the sketch of a tensor, or of the sum of several; None if it is not known.
 

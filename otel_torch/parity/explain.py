@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import TensorValue
-from otel_torch.parity.evidence import is_informative
+from otel_torch.parity.call_graph import ModuleCall, TensorValue, is_informative
 from otel_torch.parity.faults import Fault, Location
 from otel_torch.parity.finding import Before
-from otel_torch.parity.missing_modules import called_instead
+from otel_torch.parity.modules import counterpart
 from otel_torch.parity.parameter_names import pattern
 
 _DIFFERENCES = {
@@ -179,6 +178,20 @@ def _instead(called: Location | None, alignment: Alignment) -> str:
         return ""
     call = called_instead(alignment, called.call)
     return "" if call is None else f", in whose place {call.module} is called there"
+
+
+def called_instead(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
+    """Return the port's call of another block's module in place of the reference's, if any."""
+    partner = alignment.partner
+    place = counterpart(call.module_path, alignment.modules.matched)
+    parent = None if call.parent is None else partner.get(call.parent)
+    candidates = [partner[call]] if call in partner else [] if parent is None else parent.children
+    for candidate in candidates:
+        is_free = partner.get(candidate) in (None, call)
+        is_same_module = pattern(candidate.module) == pattern(place[1])
+        if is_free and is_same_module and candidate.module_path != place:
+            return candidate
+    return None
 
 
 def _module_name(location: Location | None) -> str:

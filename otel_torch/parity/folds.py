@@ -12,16 +12,21 @@ What is a fold in one block of a model is one in all blocks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Role
-from otel_torch.parity.evidence import Evidence, is_informative
-from otel_torch.parity.harmless import LOOKAHEAD, tensors_after
+from otel_torch.parity.call_graph import ModuleCall, Role, is_informative
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
+from otel_torch.parity.values import Relation
+
+# how many tensors after a module a fold may end
+_LOOKAHEAD = 4
 
 _Key = tuple[str, str]  # the modules of a pair, in any block
 _Name = tuple[str, str, str]  # a tensor in any block: module, side and name
@@ -70,8 +75,8 @@ def _has_other_weights(alignment: Alignment, pair: TensorPair) -> bool:
 
 def _made_after(role: Role) -> Iterator[Role]:
     """Yield the next tensors that are made after the call of an output, in the module around it."""
-    made = (later for later in tensors_after(role.call) if later.value.birth is later)
-    return islice(made, LOOKAHEAD)
+    made = (later for later in _tensors_after(role.call) if later.value.birth is later)
+    return islice(made, _LOOKAHEAD)
 
 
 def _named(role: Role, name: _Name | None) -> Role | None:
@@ -89,21 +94,48 @@ def _key(pair: TensorPair) -> _Key:
     return pattern(pair.reference[0].call.module), pattern(pair.port[0].call.module)
 
 
-def outside_folds(
-    evidence: Evidence, wrong: Sequence[TensorPair], harmful: Sequence[TensorPair]
-) -> list[TensorPair]:
-    """Return the harmful pairs without those inside of folds.
+def with_folds(
+    alignment: Alignment, healed: Sequence[TensorPair], wrong: Sequence[TensorPair]
+) -> tuple[Alignment, list[TensorPair]]:
+    """Return an alignment in which nothing differs inside of folds, and the pairs that did.
 
-    A module with other weights, whose wrong output does no harm in another block, is the beginning
-    of a fold: what it returns is no fault by itself.
+    A module with other weights whose wrong output does no harm in another block is the beginning of
+    a fold; one with other weights whose output is right there is its end.
     """
-    alignment, do_harm = evidence.alignment, set(harmful)
-    begins = {
-        _key(pair) for pair in wrong if pair not in do_harm and _has_other_weights(alignment, pair)
+    begins = {_key(pair) for pair in healed if _has_other_weights(alignment, pair)}
+    ends = {_key(pair) for pair in alignment.pairs if pair.is_right and _differ(alignment, pair)}
+    inside = [
+        pair for pair in wrong if _key(pair) in begins and _has_other_weights(alignment, pair)
+    ]
+    folded = alignment.folded | {
+        (pair.reference[0].call.module_path, pair.port[0].call.module_path)
+        for pair in (*inside, *(pair for pair in alignment.pairs if _key(pair) in ends))
     }
-    inside = {
-        pair.port[0].value
-        for pair in harmful
-        if _key(pair) in begins and _has_other_weights(alignment, pair)
-    }
-    return [pair for pair in harmful if pair.port[0].value not in inside]
+    values = {pair.port[0].value for pair in inside}
+
+    def accept(pair: TensorPair) -> TensorPair:
+        if pair.port[0].value not in values:
+            return pair
+        return replace(pair, relation=Relation("equal", 0.0, pair.relation.limit))
+
+    return replace(alignment, pairs=[accept(p) for p in alignment.pairs], folded=folded), inside
+
+
+def _differ(alignment: Alignment, pair: TensorPair) -> bool:
+    """Return whether the modules of an output are known to hold other weights."""
+    if pair.basis != "owner" or not pair.is_output or not pair.is_single:
+        return False
+    weights = alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
+    return any(weight.differs for weight in weights)
+
+
+def _tensors_after(call: ModuleCall) -> Iterator[Role]:
+    """Yield the tensors of what the same module calls afterwards, and then its outputs."""
+    if call.parent is None:
+        return
+    siblings = call.parent.children
+    start = bisect_left(siblings, call.exited, key=attrgetter("entered"))
+    for sibling in islice(siblings, start, None):
+        yield from sibling.inputs
+        yield from sibling.outputs
+    yield from call.parent.outputs

@@ -1,78 +1,58 @@
-"""Name the first fault: of all tensors that should be equal and are not, the one that made the
+"""Judge one forward: of all tensors that should be equal and are not, name those that made the
 others wrong.
 
-A fault is the birth of a value. If the value was first seen as an output, its module made it; as an
-input, the code before that module did. Each side is named in its own terms.
+Both programs become [graphs](graph_of_calls.py), in which equal values are found and faults by them
+(`otel_torch/graph`), whatever the modules are called. The pairs of the alignment say which tensors
+should be equal, and where a fault is in the names of both programs.
 
 For example, in a model `norm -> attn -> add -> mlp`:
 
-    pair                    error    limit   rule
+    pair                    error    limit   state
     norm out                0        0.012   right
     attn in[0]              0        0.012   right
-    attn out                0.3      0.012   wrong from right inputs: the first fault
+    attn out                0.3      0.012   wrong, all that attn reads is right: the fault
     mlp in[0]               0.2      0.012   wrong, inherited from `attn out`
     (root) out              0.2      0.012   wrong: the run does not end right
 
-The judgment is one fault, the output of `attn`. If the root's output were within its limit, the
-pairs above would be listed as healed, and the forward would match.
-
-Rules that make a wrong pair harmless are in `harmless`, rules that find a fault before the first
-wrong pair in `earlier_faults`. To add one, write a function of an `Evidence`.
+If the root's output were within its limit, the wrong pairs would be listed as healed, and the
+forward would match.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 
 import numpy as np
 
-from otel_torch.parity.absent_modules import find_absent
+from otel_torch.graph.compare import GraphComparison, compare_known
+from otel_torch.graph.ends import EndPair
+from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Program, Role
-from otel_torch.parity.earlier_faults import (
-    find_misordered_parts,
-    find_own_weights,
-    find_reordered,
-    find_unlike_siblings,
-)
-from otel_torch.parity.evidence import Evidence
-from otel_torch.parity.exchanged_modules import find_exchanged_modules
+from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue
 from otel_torch.parity.faults import Fault, Judgment, MissingModule
-from otel_torch.parity.folds import outside_folds
-from otel_torch.parity.harmless import is_harmless
-from otel_torch.parity.missing_modules import first_missing
+from otel_torch.parity.folds import with_folds
+from otel_torch.parity.graph_of_calls import GraphOfCalls, graph_of_calls
+from otel_torch.parity.name_faults import FaultNamer
 from otel_torch.parity.parameters import ParameterPair
-from otel_torch.parity.read_weights import find_read_weights
 from otel_torch.parity.rules import Flags, Floats, Indices, grow_limits, right_at_the_end
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
-from otel_torch.parity.tokens.exchanged_parts import find_exchanged_parts
 from otel_torch.parity.tolerance import END_FACTOR, SINGLE
 from otel_torch.parity.values import Relation, shapes_match
 
+# how much more than another operation attention may be off in single precision: a rounding error
+# of a score is a relative error of its exponential, whatever the size of the score
+_SCORES_GROWTH = 10.0
 # an error this much larger than a first fault's belongs to another fault, and how many are searched
 _FORGIVEN, _MOST_FAULTS = 20.0, 20
 # how much larger than every earlier error it must be
 _JUMP = 5.0
 # up to this size a first error may be legal: half of bf16's rounding
 _MAY_BE_LEGAL = 2e-3
-# how much more than another operation attention may be off in single precision: a rounding error
-# of a score is a relative error of its exponential, whatever the size of the score
-_SCORES_GROWTH = 10.0
-# rules that find a fault before the first wrong pair
-_EARLIER = (
-    find_absent,
-    find_exchanged_modules,
-    find_misordered_parts,
-    find_exchanged_parts,
-    find_own_weights,
-    find_read_weights,
-    find_unlike_siblings,
-    find_reordered,
-)
 
 
 def judge(alignment: Alignment, missing: Sequence[MissingModule] = ()) -> Judgment:
@@ -87,31 +67,215 @@ def judge(alignment: Alignment, missing: Sequence[MissingModule] = ()) -> Judgme
     return judgment
 
 
-def _judge_once(
-    alignment: Alignment, missing: Sequence[MissingModule], search_earlier: bool = True
-) -> Judgment:
-    """Judge by the pairs' limits.
-
-    Args:
-        search_earlier: Whether to search for a fault before the first wrong pair.
-    """
+def _judge_once(alignment: Alignment, missing: Sequence[MissingModule]) -> Judgment:
     _grow_pairs(alignment)
-    evidence = Evidence(alignment)
-    missing_fault = first_missing(evidence, missing)
     wrong = [pair for pair in alignment.pairs if not pair.is_right]
-    if not wrong and missing_fault is None:
-        return Judgment(False)
-    if _ends_right(alignment):
+    ends = [] if _ends_right(alignment) else _end_pairs(alignment)
+    if not ends:
         return Judgment(False, healed=wrong)
-    harmful = [pair for pair in wrong if not is_harmless(evidence, pair)]
-    harmful = outside_folds(evidence, wrong, harmful) or harmful
-    first = _first_fault(evidence, harmful, missing_fault, search_earlier)
-    if first is None:
-        return Judgment(bool(harmful), healed=wrong)
-    do_harm = set(harmful)
-    healed = [pair for pair in wrong if pair not in do_harm]
-    faults = [first, *_independent_faults(evidence, first, harmful)]
-    return Judgment(True, faults, healed, harmful, _unjudged_weights(evidence, harmful, faults))
+    graphs = _graphs_of(alignment, ends)
+    comparison = _compare(alignment, graphs, ends)
+    is_open = [_is_open(pair, graphs, comparison) for pair in wrong]
+    inherited = list(compress(wrong, is_open))
+    healed = [pair for pair, is_it in zip(wrong, is_open, strict=True) if not is_it]
+    folded, inside = with_folds(alignment, healed, inherited)
+    if folded.folded != alignment.folded:
+        judgment = _judge_once(folded, missing)
+        return replace(judgment, healed=judgment.healed + inside)
+    namer = FaultNamer(alignment, graphs, comparison, missing, inherited)
+    first = min(wrong, key=lambda pair: pair.time, default=None)
+    faults = namer.faults() or [namer.fault_of(pair) for pair in (first,) if pair is not None]
+    return Judgment(True, faults, healed, inherited, _unjudged_weights(alignment, faults))
+
+
+# -- the two graphs
+# --------------------------------------------------------------------------------------------------
+
+_Graphs = Sides[GraphOfCalls]
+
+
+def _graphs_of(alignment: Alignment, end_pairs: Sequence[TensorPair]) -> _Graphs:
+    weights = list(_compared_weights(alignment))
+    of_sides = Sides(
+        [weight for pair in weights for weight in pair.reference],
+        [weight for pair in weights for weight in pair.port],
+    )
+    programs, modules = Sides(alignment.reference, alignment.port), alignment.modules
+    ends = Sides[list[TensorValue]]([], [])
+    for pair in end_pairs:
+        ends.reference.append(pair.reference[0].value)
+        ends.port.append(pair.port[0].value)
+    return Sides(*map(graph_of_calls, programs, of_sides, modules.uncalled, modules.order, ends))
+
+
+def _compared_weights(alignment: Alignment) -> Iterator[ParameterPair]:
+    """Yield the weights that should be equal: in a fold they are others by right."""
+    for modules, pairs in alignment.modules.weights.items():
+        if modules not in alignment.folded:
+            yield from pairs
+
+
+def _end_pairs(alignment: Alignment) -> list[TensorPair]:
+    """Return the pairs that count as results: what both programs return, if that is wrong; else
+    what is wrong after all outputs that are right.
+    """
+    returned = [pair for pair in alignment.pairs if _is_returned(pair)]
+    if returned and not _right_at_the_end(alignment, returned).all():
+        return returned
+    right = (pair.time for pair in alignment.pairs if pair.is_right and pair.is_output)
+    last = max(right, default=-1)
+    return [pair for pair in alignment.pairs if not pair.is_right and pair.time > last]
+
+
+def _is_returned(pair: TensorPair) -> bool:
+    is_known = all(map(_has_numbers, (*pair.reference, *pair.port)))
+    return pair.basis == "outermost" and pair.is_output and is_known
+
+
+def _compare(alignment: Alignment, graphs: _Graphs, pairs: Sequence[TensorPair]) -> GraphComparison:
+    limits, closer = _limits(alignment, graphs)
+    right = _right_at_the_end(alignment, pairs).tolist()
+    ends = [
+        EndPair("", place, place, _number(pair.relation.error), pair.relation.limit, is_right)
+        for place, (pair, is_right) in enumerate(zip(pairs, right, strict=True))
+    ]
+    return compare_known(
+        (graphs.reference.graph, graphs.port.graph),
+        (limits.reference, limits.port),
+        (closer.reference, closer.port),
+        _expected(alignment, graphs),
+        ends,
+        list(_known_pairs(alignment, graphs)),
+    )
+
+
+def _limits(alignment: Alignment, graphs: _Graphs) -> tuple[Sides[Floats], Sides[Floats]]:
+    """Return how far the values of both programs may be off, and above which error one is in doubt.
+
+    The limits of a pair stand with the reference; of the port only a coarser dtype adds to them.
+    """
+    comparer = alignment.comparer
+    limits, closer = (
+        graphs.map(lambda side: np.full(len(side.births), SINGLE / 2)) for _ in range(2)
+    )
+    for value, number in graphs.reference.values.items():
+        limits.reference[number] = comparer.limit(value, value)
+        closer.reference[number] = comparer.limit(value, value, END_FACTOR)
+    coarsest = max((comparer.base(value) for value in graphs.reference.values), default=0.0)
+    for value, number in graphs.port.values.items():
+        if comparer.base(value) > coarsest:
+            limits.port[number] = closer.port[number] = comparer.base(value)
+    for pair in alignment.pairs:
+        if pair.is_single and pair.is_right:
+            number = graphs.reference.values[pair.reference[0].value]
+            limits.reference[number] = max(limits.reference[number], pair.relation.limit)
+            grown = (
+                limits.reference[number] if pair.reference[0].value not in comparer.floors else 0
+            )
+            closer.reference[number] = max(closer.reference[number], grown)
+    return limits, closer
+
+
+def _expected(alignment: Alignment, graphs: _Graphs) -> tuple[Indices, Indices]:
+    """Return what is known of each value by its place: WRONG where its pair differs, DOUBTFUL where
+    it should be in both programs, as it is paired or made by a call that is; RIGHT for others.
+    """
+    states = graphs.map(lambda side: np.full(len(side.births), RIGHT))
+    for side, (state, graph) in enumerate(zip(states, graphs, strict=True)):
+        folded = {modules[side] for modules in alignment.folded}
+        for value, number in graph.values.items():
+            maker = value.birth.call
+            is_made = value.birth.side == "output" and maker in alignment.partner
+            is_extra = alignment.is_extra(value.birth)
+            if is_made and not is_extra and maker.module_path not in folded:
+                state[number] = DOUBTFUL
+    for weight in _compared_weights(alignment):
+        for state, graph, parts in zip(
+            states, graphs, (weight.reference, weight.port), strict=True
+        ):
+            state[[graph.parameters[part] for part in parts]] = DOUBTFUL
+    harmless = _values_of_harmless_inputs(alignment)
+    for pair in sorted(alignment.pairs, key=lambda pair: not pair.is_right):
+        for state, graph, roles in zip(states, graphs, (pair.reference, pair.port), strict=True):
+            if not pair.is_right:
+                roles = [role for role in roles if not alignment.is_extra(role.value.birth)]
+            numbers = [graph.values[role.value] for role in roles]
+            if not pair.is_right:
+                state[numbers] = WRONG
+            elif not pair.is_single or pair.relation.error is None:  # sums do not show the order
+                state[numbers] = RIGHT
+    for state, graph in zip(states, graphs, strict=True):
+        state[[number for value, number in graph.values.items() if value in harmless]] = RIGHT
+    return states.reference, states.port
+
+
+def _values_of_harmless_inputs(alignment: Alignment) -> set[TensorValue]:
+    """Return wrong values from which a whole block makes nothing wrong but what it hands on: a bias
+    of attention that hides by another number.
+    """
+    outputs: dict[ModuleCall, list[TensorPair]] = defaultdict(list)
+    for pair in alignment.pairs:
+        if pair.is_output and pair.is_single:
+            outputs[pair.port[0].call].append(pair)
+    harmless: set[TensorValue] = set()
+    for pair in alignment.pairs:
+        call = pair.port[0].call
+        if pair.is_right or pair.is_output or not pair.is_single or not call.children:
+            continue
+        value = pair.port[0].value
+        made = [output for output in outputs[call] if output.port[0].value is not value]
+        if made and all(output.is_right for output in made):
+            harmless |= {value, pair.reference[0].value}
+    return harmless
+
+
+def _known_pairs(alignment: Alignment, graphs: _Graphs) -> Iterator[tuple[int, int, float]]:
+    """Yield the values, and the weights, that are known to be equal.
+
+    Those that are by their sums alone may be in another order.
+    """
+    for pair in alignment.pairs:
+        error = pair.relation.error
+        if pair.is_single and pair.is_right and error is not None:
+            own = graphs.reference.values[pair.reference[0].value]
+            yield own, graphs.port.values[pair.port[0].value], error
+    for weight in _compared_weights(alignment):
+        if weight.equal and not weight.is_fused:
+            own = graphs.reference.parameters[weight.reference[0]]
+            yield own, graphs.port.parameters[weight.port[0]], 0.0
+
+
+def _is_open(pair: TensorPair, graphs: _Graphs, comparison: GraphComparison) -> bool:
+    """Return whether a wrong end is computed from a pair."""
+    return any(
+        graph.values[role.value] in values
+        for graph, roles, values in zip(
+            graphs, (pair.reference, pair.port), comparison.open_values, strict=True
+        )
+        for role in roles
+    )
+
+
+def _number(error: float | None) -> float:
+    return math.nan if error is None else error
+
+
+def _unjudged_weights(alignment: Alignment, faults: Sequence[Fault]) -> set[str]:
+    """Return the names of weights that differ, if only wrong values are computed with them."""
+    named = {fault.port.module for fault in faults if fault.port is not None}
+    return {
+        weight.full_name
+        for pair in alignment.pairs
+        if not pair.is_right and pair.is_output and pair.basis == "owner"
+        if pair.port[0].call.module_path not in named
+        for weights in alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
+        if weights.differs
+        for weight in weights.port
+    }
+
+
+# -- limits, and the end
+# --------------------------------------------------------------------------------------------------
 
 
 def _grow_pairs(alignment: Alignment) -> None:
@@ -211,83 +375,6 @@ def _right_at_the_end(alignment: Alignment, pairs: Sequence[TensorPair]) -> Flag
     return right_at_the_end(right, errors_of(pairs), np.array(end_limit), np.array(is_strict))
 
 
-# -- the first fault, and independent ones
-# --------------------------------------------------------------------------------------------------
-
-
-def _first_fault(
-    evidence: Evidence,
-    harmful: Sequence[TensorPair],
-    missing: Fault | None,
-    search_earlier: bool,
-) -> Fault | None:
-    # integers, whose limit is 0, come first: they are never wrong by rounding
-    first = min(harmful, key=lambda pair: (pair.time, pair.relation.limit > 0), default=None)
-    if missing is not None and (first is None or _entry_time(missing) <= first.time):
-        return missing
-    if first is None:
-        return None
-    if search_earlier:
-        for find in _EARLIER:
-            fault = find(evidence, first)
-            if fault is not None:
-                return fault
-    return evidence.fault_of(first)
-
-
-def _entry_time(missing: Fault) -> int:
-    location = missing.reference
-    return -1 if location is None or location.call is None else location.call.entered
-
-
-def _independent_faults(
-    evidence: Evidence, first: Fault, harmful: Sequence[TensorPair]
-) -> Iterator[Fault]:
-    """Yield modules besides the first fault's that are wrong by themselves.
-
-    They make a wrong output from right inputs, or were loaded with other numbers.
-    """
-    seen = {first.port.module if first.port else None}
-    for pair in harmful:
-        if pair is first.pair or not pair.is_output:
-            continue
-        if evidence.is_wrong_from_right_inputs(pair) or _has_wrong_weights(evidence, pair):
-            fault = evidence.fault_of(pair)
-            if fault.port is not None and fault.port.module not in seen:
-                seen.add(fault.port.module)
-                yield fault
-
-
-def _has_wrong_weights(evidence: Evidence, pair: TensorPair) -> bool:
-    """Return whether the modules of a pair hold parameters that differ, unlike those of others.
-
-    A weight that differs in all blocks may have been changed by right: a norm is folded into it.
-    """
-    weights = _known_to_differ(evidence, pair)
-    return bool(weights) and not any(map(evidence.differs_in_all, weights))
-
-
-def _known_to_differ(evidence: Evidence, pair: TensorPair) -> list[ParameterPair]:
-    if pair.basis != "owner":
-        return []
-    weights = evidence.alignment.unequal_weights(pair.reference[0].call, pair.port[0].call)
-    return [weight for weight in weights if weight.differs]
-
-
-def _unjudged_weights(
-    evidence: Evidence, harmful: Sequence[TensorPair], faults: Sequence[Fault]
-) -> set[str]:
-    """Return the names of weights that differ, if only wrong values are computed with them."""
-    named = {fault.port.module for fault in faults if fault.port is not None}
-    return {
-        parameter.full_name
-        for pair in harmful
-        if pair.is_output and pair.port[0].call.module_path not in named
-        for weight in _known_to_differ(evidence, pair)
-        for parameter in weight.port
-    }
-
-
 # -- larger faults downstream
 # --------------------------------------------------------------------------------------------------
 
@@ -305,7 +392,7 @@ def _add_larger_faults(alignment: Alignment, judgment: Judgment) -> None:
         if not forgiven_error < error < 1:
             break
         forgiven, forgiven_error = _forgive(forgiven, error), error
-        remaining = _judge_once(forgiven, (), search_earlier=False)
+        remaining = _judge_once(forgiven, ())
         for fault in remaining.faults:
             if fault.port is not None and _enters(judgment.faults[0], fault):
                 continue

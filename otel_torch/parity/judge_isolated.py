@@ -12,7 +12,6 @@ from typing import Any
 
 from otel_torch.parity.align import Alignment, paired_container
 from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue, enclosing_names
-from otel_torch.parity.evidence import wrong_role
 from otel_torch.parity.faults import Fault, Judgment, Location, MissingModule, kind_of
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.tensor_pair import TensorPair
@@ -145,7 +144,7 @@ class _IsolatedJudge:
     # ----------------------------------------------------------------------------------------------
 
     def _fault_of(self, pair: TensorPair) -> Fault:
-        reference, port = pair.reference[0], wrong_role(pair.port, self._right)
+        reference, port = pair.reference[0], self._wrong_role(pair.port)
         weights = []
         if port.side == "output":
             modules = reference.call.module_path, port.call.module_path
@@ -158,6 +157,10 @@ class _IsolatedJudge:
             if earlier is not None:
                 locations = self._origin(earlier[0]), self._origin(earlier[1])
         return Fault("weights" if weights else kind, *locations, pair, pair.relation, weights)
+
+    def _wrong_role(self, roles: Sequence[Role]) -> Role:
+        """Return the first of several roles whose value is in no right pair, else the first."""
+        return next((role for role in roles if role.value not in self._right), roles[0])
 
     def _origin(self, role: Role) -> Location:
         """Return where a tensor was made, or where a right one is used wrongly."""

@@ -101,6 +101,10 @@ class Comparer:
         floor *= self.noise_scale(reference, port)
         return float(limits_under_noise(np.float64(base), np.float64(floor), factor))  # type: ignore[arg-type]
 
+    def base(self, value: TensorValue) -> float:
+        """Return how far a value may be off by the dtypes that took part in making it."""
+        return self.tolerance.base(self._dtypes(value))
+
     def noise_scale(self, reference: TensorValue, port: TensorValue) -> float:
         """Return the factor of the reference's floor, for noise of another dtype."""
         if reference not in self.noise_dtypes:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import ModuleCall, Role
-from otel_torch.parity.evidence import Evidence
 from otel_torch.parity.faults import Fault, Location
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.tensor_pair import TensorPair
@@ -30,17 +30,17 @@ from otel_torch.parity.values import Relation
 _CLEARLY = 1.5
 
 
-def find_exchanged_parts(evidence: Evidence, first: TensorPair) -> Fault | None:
+def find_exchanged_parts(alignment: Alignment, first: TensorPair) -> Fault | None:
     """Return the fault of a fused module whose order makes the first wrong pair wrong, or None."""
-    fused = [pair for pair in evidence.alignment.pairs if _is_fused_output(pair)]
+    fused = [pair for pair in alignment.pairs if _is_fused_output(pair)]
     wrong = first.port[0].value.birth
     for pair in fused:
         if _makes(pair.port[0], wrong):
-            expected, begins_with = _expected_first_part(evidence, pair, fused), first_part(pair)
+            expected, begins_with = _expected_first_part(alignment, pair, fused), first_part(pair)
             is_exchanged = None not in (expected, begins_with) and begins_with != expected
         else:
             is_exchanged = _precedes(pair.port[0], wrong) and _begins_with_wrong_part(
-                evidence, pair
+                alignment, pair
             )
         if is_exchanged:
             relation = Relation("order", None, pair.relation.limit)
@@ -65,7 +65,7 @@ def _precedes(whole: Role, wrong: Role) -> bool:
     return wrong.call.parent is whole.call.parent and wrong.time > whole.time
 
 
-def _begins_with_wrong_part(evidence: Evidence, pair: TensorPair) -> bool:
+def _begins_with_wrong_part(alignment: Alignment, pair: TensorPair) -> bool:
     """Return whether the port hands on the beginning of the whole, which is no part at all.
 
     Right parts in another place are no fault: the code that hands them on knows where they are.
@@ -73,7 +73,7 @@ def _begins_with_wrong_part(evidence: Evidence, pair: TensorPair) -> bool:
     whole = pair.port[0]
     handed = [
         role
-        for role in evidence.alignment.port.roles
+        for role in alignment.port.roles
         if role.value.birth is role and role.side == "input" and _precedes(whole, role)
     ]
     rests = [rest for part in pair.reference if (rest := _rest(whole, part)) is not None]
@@ -87,7 +87,7 @@ def _begins_with_wrong_part(evidence: Evidence, pair: TensorPair) -> bool:
 
 
 def _expected_first_part(
-    evidence: Evidence, pair: TensorPair, fused: Sequence[TensorPair]
+    alignment: Alignment, pair: TensorPair, fused: Sequence[TensorPair]
 ) -> int | None:
     """Return the index of the part that the whole should begin with, None if it is not known.
 
@@ -97,9 +97,9 @@ def _expected_first_part(
     name = pattern(pair.port[0].call.module)
     for sibling in fused:
         is_sibling = sibling is not pair and pattern(sibling.port[0].call.module) == name
-        if is_sibling and _is_used_rightly(evidence, sibling.port[0]):
+        if is_sibling and _is_used_rightly(alignment, sibling.port[0]):
             return first_part(sibling)
-    calls = evidence.alignment.reference.calls
+    calls = alignment.reference.calls
     gates = [
         index
         for index, part in enumerate(pair.reference)
@@ -108,10 +108,11 @@ def _expected_first_part(
     return gates[0] if len(gates) == 1 else None
 
 
-def _is_used_rightly(evidence: Evidence, whole: Role) -> bool:
+def _is_used_rightly(alignment: Alignment, whole: Role) -> bool:
     """Return whether a module that receives a value returns right ones."""
     users = [use.call for use in whole.value.roles if use.side == "input"]
-    return any(output.value in evidence.right for call in users for output in call.outputs)
+    right = {role.value for pair in alignment.pairs if pair.is_right for role in pair.port}
+    return any(output.value in right for call in users for output in call.outputs)
 
 
 def _receives_only(call: ModuleCall, part: Role) -> bool:

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Program, Role
-from otel_torch.parity.evidence import is_informative
+from otel_torch.parity.call_graph import Program, Role, is_informative
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Role
-from otel_torch.parity.evidence import is_informative
+from otel_torch.parity.call_graph import Role, is_informative
 from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.token_norms import have_equal_token_norms
 from otel_torch.parity.tokens.requests import MatchedToken
