@@ -14,8 +14,9 @@ then: its own inputs, its weights, what the calls inside returned. Which of thes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from otel_torch.statistics.sketch_format import SIZE
 
 # the operation of the code between two calls
 _CODE = ""
+# how many of the last values of its size a sum may have as terms, and how many roundings it is off
+_MOST_TERMS, _ROUNDINGS = 12, 8.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +98,8 @@ class _Filler:
         # whether the program itself has results to go on with
         self._has_returned = False
         self._births: list[Role | Parameter] = []
+        self._sketches: list[Sketch | None] = []
+        self._numel: list[int] = []
         self._calls: list[ModuleCall | None] = []
         self._values: dict[TensorValue, int] = {}
         self._parameters: dict[Parameter, int] = {}
@@ -125,7 +130,8 @@ class _Filler:
                 if maker is None and not self._has_returned:
                     self._values[role.value] = self._add_value(role, NOTHING, "input")
                 else:
-                    node = self._add_code(maker, True, until)
+                    terms = self._terms_of(role.value, maker)
+                    node = self._add_code(maker, not terms, until, terms)
                     self._values[role.value] = self._add_value(role, node, None)
             around[self._values[role.value]] = None
             self._held[call][self._values[role.value]] = None
@@ -140,24 +146,58 @@ class _Filler:
         for role in call.outputs:
             if role.value not in self._values:
                 if node == NOTHING:
-                    node = self._add_code(call, bool(call.children) or not call.inputs)
+                    terms = self._terms_of(role.value, call) if call.children else []
+                    is_vague = bool(call.children) or not call.inputs
+                    node = self._add_code(call, is_vague and not terms, None, terms)
                 self._values[role.value] = self._add_value(role, node, None)
             around[self._values[role.value]] = None
         self._held.pop(call, None)
 
-    def _add_code(self, call: ModuleCall | None, is_vague: bool, until: int | None = None) -> int:
-        """Add what the code of a call does now, with all that it has.
+    def _terms_of(self, value: TensorValue, code: ModuleCall | None) -> list[int]:
+        """Return what code has made a value of, if that is one value times a number, or the sum of
+        two such: a scaled embedding, a residual. Their sketches tell.
+        """
+        if value.sketch is None or not np.isfinite(value.sketch).all():
+            return []
+        sketches = {number: self._sketches[number] for number in self._held[code]}
+        known = [
+            (number, sketch)
+            for number, sketch in sketches.items()
+            if sketch is not None and len(sketch) == len(value.sketch)
+            if self._numel[number] == value.numel and np.isfinite(sketch).all()
+        ][-_MOST_TERMS:]
+        rounds = _ROUNDINGS * half_ulp([str(value.row.get("dtype", ""))])
+        slack = rounds * float(np.linalg.norm(value.sketch))
+        for count in (1, 2):
+            for terms in combinations(known, count):
+                columns = np.stack([sketch for _, sketch in terms], axis=1)
+                fitted, _, rank, _ = np.linalg.lstsq(columns, value.sketch)
+                rest = np.linalg.norm(columns @ fitted - value.sketch)
+                if rank == count and rest <= slack:
+                    return [number for number, _ in terms]
+        return []
+
+    def _add_code(
+        self,
+        call: ModuleCall | None,
+        is_vague: bool,
+        until: int | None = None,
+        terms: Sequence[int] = (),
+    ) -> int:
+        """Add what the code of a call does now.
 
         Args:
             call: None for the program around all calls.
             until: The place in the table of the module that it calls next.
+            terms: What it reads, if that is known; else all that it has.
         """
         self._calls.append(call)
         path = call.module_path if call is not None else ("", "")
         weights = self._weights[path] if call is not None else []
         return self._builder.add_node(
             _CODE if call is None or call.children else call.cls,
-            [*self._held[call], *(w for place, w in weights if until is None or place < until)],
+            list(terms)
+            or [*self._held[call], *(w for place, w in weights if until is None or place < until)],
             module=_name_of(path),
             is_vague=is_vague,
         )
@@ -175,9 +215,10 @@ class _Filler:
         maker: int,
         leaf: str | None,
     ) -> int:
+        self._sketches.append(sketch)
+        self._numel.append(numel)
         statistics = {name: row[name] for name in ORDER_FREE if _is_number(row.get(name))}
-        if sketch is None or len(sketch) != SIZE:
-            sketch = _sketch_of_statistics(statistics)
+        sketch = _sketch_of_statistics(statistics) if sketch is None else _of_one_length(sketch)
         shape, dtype = row.get("shape"), str(row.get("dtype", ""))
         path = birth.call.module_path if isinstance(birth, Role) else birth.module_path
         self._births.append(birth)
@@ -210,6 +251,19 @@ def _name_of(path: ModulePath) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of_one_length(sketch: Sketch) -> Sketch:
+    """Return a sketch of the usual length. Those of tokens have the length of all rows, which are
+    added up with random signs: equal ones stay equal, and distances are kept on average.
+    """
+    if len(sketch) == SIZE:
+        return sketch
+    rows = -(-len(sketch) // SIZE)
+    padded = np.pad(sketch, (0, rows * SIZE - len(sketch))).reshape(rows, SIZE)
+    signs = np.random.default_rng(SIZE).choice([-1.0, 1.0], padded.shape)
+    summed: Sketch = (signs * padded).sum(axis=0)
+    return summed
 
 
 def _sketch_of_statistics(statistics: dict[str, float]) -> Sketch | None:

@@ -107,6 +107,10 @@ class FaultNamer:
         for find in (find_misordered_parts, find_exchanged_parts):
             if pair is not None and (reordered := find(self.alignment, pair)) is not None:
                 return reordered
+        earlier = (p for p in self.wrong if p.basis == "fused" and p.relation.state == "order")
+        for parts in earlier:  # known to be in another order before anything else is wrong
+            if pair is not None and parts.time < pair.time:
+                return self.fault_of(parts)
         if pair is None:
             return None if self._right & {*roles} else self._without_pair(roles, weights)
         if pair.relation.state == "order" and pair.basis == "owner":
@@ -258,7 +262,10 @@ class FaultNamer:
             called = {own.module_path for own in self.alignment.port.calls}
             for outer in enclosing_calls(call):
                 place = counterpart(outer.module_path, matched)
-                if place in called or len(outer.children) < 2 or self._has_partner(outer):
+                is_called = place in called or self._has_partner(outer)
+                if called_instead(self.alignment, outer) is None and (
+                    is_called or len(outer.children) < 2
+                ):
                     break
                 module, call = MissingModule(outer.module_path, place, True), outer
         return module.fault(call)
