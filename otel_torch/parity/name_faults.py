@@ -7,6 +7,7 @@ shows it gives the other side, the error and the limit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -57,7 +58,12 @@ class FaultNamer:
         """Return the first fault that can be named, and what is wrong by itself."""
         named = (self._name(found) for found in self.comparison.faults)
         first = next((fault for fault in named if fault is not None), None)
-        return [] if first is None else [first, *self._independent(first)]
+        if first is None:
+            return []
+        others = list(self._independent(first))
+        # the numbers of exchanged weights are right, and so is what is made with them, elsewhere
+        earlier = [fault for fault in others if fault.weights and _time(fault) < _time(first)]
+        return [*earlier, first, *(fault for fault in others if fault not in earlier)]
 
     def _independent(self, first: Fault) -> Iterator[Fault]:
         """Yield the modules that are wrong by themselves, each once: they make a wrong output from
@@ -463,6 +469,10 @@ class FaultNamer:
                 pair = TensorPair([reference], [port], "alike", relation)
         kind = "weights" if weights else "value" if relation is None else kind_of(relation)
         return Fault(kind, places[0], places[1], pair, relation, weights)
+
+
+def _time(fault: Fault) -> float:
+    return math.inf if fault.pair is None else fault.pair.time
 
 
 def _kind(weight: ParameterPair) -> str:
