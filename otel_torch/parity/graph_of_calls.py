@@ -196,8 +196,12 @@ class _Filler:
         weights = self._weights[path] if call is not None else []
         return self._builder.add_node(
             _CODE if call is None or call.children else call.cls,
-            list(terms)
-            or [*self._held[call], *(w for place, w in weights if until is None or place < until)],
+            [*terms, *(w for place, w in weights if place < 0)]
+            if terms
+            else [
+                *self._held[call],
+                *(w for place, w in weights if until is None or place < until),
+            ],
             module=_name_of(path),
             is_vague=is_vague,
         )

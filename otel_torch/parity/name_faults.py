@@ -73,7 +73,9 @@ class FaultNamer:
         changed_everywhere = self._kinds_that_differ_in_all()
         for pair in self.wrong:
             call = pair.port[0].call
+            # where the shapes differ, all that follows differs in shape
             is_output = pair.is_output and pair.basis in ("owner", "alike")
+            is_output = is_output and pair.relation.state != "shape"
             if not is_output or pair is first.pair or call.module_path in seen:
                 continue
             if (pair.reference[0].call.module_path, call.module_path) in self.alignment.folded:
@@ -165,10 +167,10 @@ class FaultNamer:
         for side, place in enumerate(found.places):
             if place is None:
                 continue
-            births, reads = [*self.graphs][side].births, self.comparison.programs[side].reads
+            births = [*self.graphs][side].births
             leaves = [-1 - origin for origin in (-1 - place.leaf, *place.suspects) if origin < 0]
-            if place.nodes and not self.comparison.graphs[side].nodes.is_vague[place.nodes[0]]:
-                leaves += reads[place.nodes[0]]
+            if place.nodes:
+                leaves += self._read_surely(side, place.nodes[0])
             for leaf in leaves:
                 birth = births[leaf] if leaf != NOTHING else None
                 differ = self._that_differ(birth) if isinstance(birth, Parameter) else []
@@ -176,6 +178,17 @@ class FaultNamer:
                     return differ
         role = self._role(1, found.port)
         return [] if role is None else self._tied(role)
+
+    def _read_surely(self, side: int, node: int) -> list[int]:
+        """Return the weights that a node reads: of code between calls, those of its own module."""
+        graph = [*self.graphs][side]
+        call = graph.calls[node]
+        return [
+            value
+            for value in self.comparison.programs[side].reads[node]
+            if isinstance(birth := graph.births[value], Parameter)
+            if call is not None and birth.module_path == call.module_path
+        ]
 
     def _tied(self, made: Role) -> list[ParameterPair]:
         """Return the weights that differ of a module that returns what it should, if they may be
