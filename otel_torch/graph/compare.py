@@ -167,8 +167,8 @@ class GraphComparison:
 
     @property
     def may_move_axes(self) -> bool:
-        """Whether a recording with moved axes could tell more than these, which have none: some
-        values have the same numbers with their axes in another order.
+        """Whether recording with moved axes could tell more: neither program was recorded so, and
+        some values hold the same numbers with their axes in another order.
         """
         if any(AXIS_LAST in graph.operations for graph in self.graphs):
             return False
@@ -251,7 +251,7 @@ def compare_known(
     ends: Sequence[EndPair],
     equal: Sequence[tuple[int, int, float]],
 ) -> GraphComparison:
-    """Compare two programs of which the ends, and how far values may be off, are known.
+    """Compare two programs whose ends and limits are known.
 
     Args:
         limits: The largest relative error of each value.

@@ -178,13 +178,14 @@ def make_programs(
         if closer is not None:
             jumps = side.error > np.hypot(closer[place], closer[1 - place][side.partner])
         state = states(graph, side, informed, jumps)
-        same = _same_numbers(graphs, sides, place)
-        if expected is not None:
+        if expected is None:
+            same = _same_numbers(graphs, sides, place)
+        else:  # where a value has its numbers in another order, its place tells
+            same = np.full(len(state), NOTHING)
             is_unequal = (expected[place] == WRONG) & (side.relation < ROWS)
             state[(state == WRONG) & (expected[place] == RIGHT)] = DOUBTFUL
             is_unequal |= _are_permuted(graphs, side, place) & informed
             state[is_unequal] = WRONG
-            same[:] = NOTHING  # where a value has its numbers in another order, its place tells
         programs.append(
             ComparedProgram(
                 graph,

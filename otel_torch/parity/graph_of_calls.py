@@ -103,7 +103,7 @@ class _Filler:
         self._calls: list[ModuleCall | None] = []
         self._values: dict[TensorValue, int] = {}
         self._parameters: dict[Parameter, int] = {}
-        # what the code of a call has: its weights, and what was handed to it
+        # what the code of a call may read: its weights, its inputs and what its calls returned
         self._weights: dict[ModulePath, list[tuple[int, int]]] = defaultdict(list)
         self._held: dict[ModuleCall | None, dict[int, None]] = defaultdict(dict)
 
@@ -271,7 +271,7 @@ def _of_one_length(sketch: Sketch) -> Sketch:
 
 
 def _sketch_of_statistics(statistics: dict[str, float]) -> Sketch | None:
-    """Return what stands for the sketch of a tensor of which only statistics are known."""
+    """Return statistics in place of a sketch, None if they are not known."""
     known = [statistics.get(name, 0.0) for name in ("abs_mean", "mean", "std")]
     if "abs_mean" not in statistics:
         return None

@@ -70,7 +70,7 @@ def judge(alignment: Alignment, missing: Sequence[MissingModule] = ()) -> Judgme
 def _judge_once(alignment: Alignment, missing: Sequence[MissingModule]) -> Judgment:
     _grow_pairs(alignment)
     wrong = [pair for pair in alignment.pairs if not pair.is_right]
-    ends = [] if _ends_right(alignment) else _end_pairs(alignment)
+    ends = [] if not wrong or _ends_right(alignment) else _end_pairs(alignment)
     if not ends:
         return Judgment(False, healed=wrong)
     graphs = _graphs_of(alignment, ends)
@@ -83,8 +83,7 @@ def _judge_once(alignment: Alignment, missing: Sequence[MissingModule]) -> Judgm
         judgment = _judge_once(folded, missing)
         return replace(judgment, healed=judgment.healed + inside)
     namer = FaultNamer(alignment, graphs, comparison, missing, inherited)
-    first = min(wrong, key=lambda pair: pair.time, default=None)
-    faults = namer.faults() or [namer.fault_of(pair) for pair in (first,) if pair is not None]
+    faults = namer.faults() or [namer.fault_of(min(wrong, key=lambda pair: pair.time))]
     return Judgment(True, faults, healed, inherited, _unjudged_weights(alignment, faults))
 
 
@@ -136,8 +135,10 @@ def _compare(alignment: Alignment, graphs: _Graphs, pairs: Sequence[TensorPair])
     limits, closer = _limits(alignment, graphs)
     right = _right_at_the_end(alignment, pairs).tolist()
     ends = [
-        EndPair("", place, place, _number(pair.relation.error), pair.relation.limit, is_right)
-        for place, (pair, is_right) in enumerate(zip(pairs, right, strict=True))
+        EndPair("", place, place, error, pair.relation.limit, is_right)
+        for place, (pair, error, is_right) in enumerate(
+            zip(pairs, errors_of(pairs).tolist(), right, strict=True)
+        )
     ]
     return compare_known(
         (graphs.reference.graph, graphs.port.graph),
@@ -210,8 +211,8 @@ def _expected(alignment: Alignment, graphs: _Graphs) -> tuple[Indices, Indices]:
 
 
 def _values_of_harmless_inputs(alignment: Alignment) -> set[TensorValue]:
-    """Return wrong values from which a whole block makes nothing wrong but what it hands on: a bias
-    of attention that hides by another number.
+    """Return the wrong inputs of blocks whose outputs are right, but for the input that is passed
+    on: a mask that hides by another large number.
     """
     outputs: dict[ModuleCall, list[TensorPair]] = defaultdict(list)
     for pair in alignment.pairs:
@@ -254,10 +255,6 @@ def _is_open(pair: TensorPair, graphs: _Graphs, comparison: GraphComparison) -> 
         )
         for role in roles
     )
-
-
-def _number(error: float | None) -> float:
-    return math.nan if error is None else error
 
 
 def _unjudged_weights(alignment: Alignment, faults: Sequence[Fault]) -> set[str]:

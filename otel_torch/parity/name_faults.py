@@ -1,7 +1,7 @@
 """Say where the faults of two graphs are, in the names of their programs.
 
 A graph knows values and nodes. A finding names a tensor of a module on each side: where the wrong
-value was first seen, or where a right one was handed to a wrong place. The pair of tensors that
+value was first seen, or where a right one was passed to the wrong place. The pair of tensors that
 shows it gives the other side, the error and the limit.
 """
 
@@ -18,7 +18,7 @@ from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, WRONG, made_from
 from otel_torch.parity.align import Alignment, enclosing_calls, paired_container
-from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, Sketch
+from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, Sketch, TensorValue
 from otel_torch.parity.explain import called_instead
 from otel_torch.parity.faults import Fault, Location, MissingModule, kind_of
 from otel_torch.parity.graph_of_calls import GraphOfCalls
@@ -49,10 +49,16 @@ class FaultNamer:
     missing: Sequence[MissingModule]
     wrong: Sequence[TensorPair]
     _right: set[Role] = field(init=False)
+    _paired: set[TensorValue] = field(init=False)
 
     def __post_init__(self) -> None:
-        right = (pair for pair in self.alignment.pairs if pair.is_right)
-        self._right = {role for pair in right for role in (*pair.reference, *pair.port)}
+        roles = [
+            (role, pair.is_right)
+            for pair in self.alignment.pairs
+            for role in (*pair.reference, *pair.port)
+        ]
+        self._right = {role for role, is_right in roles if is_right}
+        self._paired = {role.value for role, _ in roles}
 
     def faults(self) -> list[Fault]:
         """Return the first fault that can be named, and what is wrong by itself."""
@@ -115,12 +121,12 @@ class FaultNamer:
         for find in (find_misordered_parts, find_exchanged_parts):
             if pair is not None and (reordered := find(self.alignment, pair)) is not None:
                 return reordered
-        earlier = (p for p in self.wrong if p.basis == "fused" and p.relation.state == "order")
-        for parts in earlier:  # known to be in another order before anything else is wrong
-            if pair is not None and parts.time < pair.time:
-                return self.fault_of(parts)
         if pair is None:
             return None if self._right & {*roles} else self._without_pair(roles, weights)
+        fused = (p for p in self.wrong if p.basis == "fused" and p.relation.state == "order")
+        # parts that are known to be in another order before anything else is wrong
+        if (parts := next((p for p in fused if p.time < pair.time), None)) is not None:
+            return self.fault_of(parts)
         if pair.relation.state == "order" and pair.basis == "owner":
             weights = []  # the same numbers: parts, rows or heads in another order
         return self.fault_of(pair, roles, weights)
@@ -147,7 +153,7 @@ class FaultNamer:
         """Return where the first wrong value of a place was first seen."""
         if place is None:
             return None
-        graph, births = self.comparison.graphs[side], [*self.graphs][side].births
+        graph, births = self.comparison.graphs[side], self.graphs[side].births
         leaf = None if place.leaf == NOTHING else births[place.leaf]
         if isinstance(leaf, Role):
             return leaf
@@ -167,7 +173,7 @@ class FaultNamer:
         for side, place in enumerate(found.places):
             if place is None:
                 continue
-            births = [*self.graphs][side].births
+            births = self.graphs[side].births
             leaves = [-1 - origin for origin in (-1 - place.leaf, *place.suspects) if origin < 0]
             if place.nodes:
                 leaves += self._read_surely(side, place.nodes[0])
@@ -181,7 +187,7 @@ class FaultNamer:
 
     def _read_surely(self, side: int, node: int) -> list[int]:
         """Return the weights that a node reads: of code between calls, those of its own module."""
-        graph = [*self.graphs][side]
+        graph = self.graphs[side]
         call = graph.calls[node]
         return [
             value
@@ -311,7 +317,7 @@ class FaultNamer:
         """Return the calls in which a fault begins, or in what is in doubt before it."""
         if place is None or not place.nodes:
             return []
-        program, calls = self.comparison.programs[side], [*self.graphs][side].calls
+        program, calls = self.comparison.programs[side], self.graphs[side].calls
         in_doubt = made_from(
             program,
             [read for read in program.reads[place.nodes[0]] if program.state[read] != RIGHT],
@@ -335,7 +341,7 @@ class FaultNamer:
         pair = self._pair_of(*((own, other) if side == 0 else (other, own)))
         if pair is not None:
             own, other = (pair.reference[0], pair.port[0])[:: 1 if side == 0 else -1]
-        state, values = self.comparison.programs[1 - side].state, [*self.graphs][1 - side].values
+        state, values = self.comparison.programs[1 - side].state, self.graphs[1 - side].values
         if state[values[other.value]] == RIGHT or own.value.numel != other.value.numel:
             return True
         made = [role.value for role in call.outputs]
@@ -357,13 +363,13 @@ class FaultNamer:
         """Return the sketches of what a fault's first node may read, of the length of another."""
         if place is None or not place.nodes:
             return []
-        births = [*self.graphs][side].births
+        births = self.graphs[side].births
         read = [births[value] for value in self.comparison.programs[side].reads[place.nodes[0]]]
         sketches = [birth.value.sketch for birth in read if isinstance(birth, Role)]
         return [sketch for sketch in sketches if sketch is not None and len(sketch) == len(like)]
 
     def _exchanged_input(self, found: GraphFault) -> TensorPair | None:
-        """Return the wrong input of a call that was handed a value which is not wrong by itself."""
+        """Return the wrong input of a call that reads no wrong value: it was passed another one."""
         place = found.port
         if place is None or not place.nodes or place.leaf != NOTHING:
             return None
@@ -393,11 +399,7 @@ class FaultNamer:
             return None
         programs = self.comparison.programs
         reads = [
-            {
-                program.side.group[read]
-                for read in program.reads[node]
-                if program.state[read] == RIGHT
-            }
+            {group for group in program.operands(node) if group >= 0}
             for program, node in zip(programs, nodes, strict=True)
         ]
         first, second = self.graphs.reference.calls[nodes[0]], self.graphs.port.calls[nodes[1]]
@@ -424,11 +426,11 @@ class FaultNamer:
         return min(shown, key=lambda pair: pair.time, default=None)
 
     def _place(self, side: int, role: Role | None, pair: TensorPair) -> Location:
-        """Return where a pair's tensor begins to be wrong: where it is born, or handed to a wrong
-        place.
+        """Return where a tensor of a wrong pair goes wrong: where it was made, or passed to the
+        wrong place.
         """
         own = (pair.reference, pair.port)[side]
-        state, values = self.comparison.programs[side].state, [*self.graphs][side].values
+        state, values = self.comparison.programs[side].state, self.graphs[side].values
         wrong = next((r for r in own if state[values[r.value]] != RIGHT), own[0])
         is_shown = role is not None and (role.value is wrong.value or self._is_before(role, wrong))
         if role is not None and is_shown and role not in self._right:
@@ -440,7 +442,7 @@ class FaultNamer:
         received = wrong.call.inputs if wrong.side == "input" else [wrong]
         if again := [role for own in received for role in self._returned_again(own)]:
             return Location.of(again[0])
-        # handed to a wrong place: on its way into the outermost call that receives it
+        # a right value goes wrong where the outermost call receives it
         for call in enclosing_calls(wrong.call):
             given = next((r for r in call.inputs if r.value is wrong.value), None)
             if wrong.side == "output" or given is None or given in self._right:
@@ -450,10 +452,7 @@ class FaultNamer:
 
     def _is_before(self, role: Role, wrong: Role) -> bool:
         """Return whether a tensor that is in no pair was made before a wrong one."""
-        pairs = ((*pair.reference, *pair.port) for pair in self.alignment.pairs)
-        return role.time < wrong.time and all(
-            role.value is not own.value for pair in pairs for own in pair
-        )
+        return role.time < wrong.time and role.value not in self._paired
 
     def _returned_again(self, given: Role) -> list[Role]:
         """Return the outputs of a module that are a right one again, in a wrong place."""
@@ -493,5 +492,5 @@ def _kind(weight: ParameterPair) -> str:
 
 
 def _receivers(pair: TensorPair) -> list[ModuleCall]:
-    """Return the port's calls of which a pair shows an input."""
+    """Return the port's calls that receive a pair's tensors."""
     return [role.call for role in pair.port if role.side == "input"]
