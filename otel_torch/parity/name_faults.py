@@ -108,7 +108,10 @@ class FaultNamer:
         return {kind for kind, flags in equal.items() if len(flags) > 1 and not any(flags)}
 
     def _name(self, found: GraphFault) -> Fault | None:
-        roles = self._role(0, found.reference), self._role(1, found.port)
+        roles = self._left_over(found) or (
+            self._role(0, found.reference),
+            self._role(1, found.port),
+        )
         weights = self._weights(found)
         left_out = self._left_out(found)
         if left_out is not None and not weights:
@@ -148,6 +151,25 @@ class FaultNamer:
             places = self._owned(places, weights)
         kind = "weights" if weights else kind_of(pair.relation)
         return Fault(kind, places[0], places[1], pair, pair.relation, list(weights))
+
+    def _left_over(self, found: GraphFault) -> tuple[Role, Role] | None:
+        """Return the one value before a fault that each program has no counterpart of, if they have
+        the same size: they should have been equal.
+        """
+        sides = [
+            {
+                value.birth
+                for node in (() if place is None else place.suspects)
+                for made in (graph.graph.nodes.makes[node].tolist() if node >= 0 else ())
+                if isinstance(birth := graph.births[made], Role)
+                if (value := birth.value) not in self._paired
+            }
+            for place, graph in zip(found.places, self.graphs, strict=True)
+        ]
+        if any(len(side) != 1 for side in sides):
+            return None
+        (reference,), (port,) = sides
+        return (reference, port) if reference.value.numel == port.value.numel else None
 
     def _role(self, side: int, place: FaultPlace | None) -> Role | None:
         """Return where the first wrong value of a place was first seen."""
