@@ -33,7 +33,7 @@ def explain(fault: Fault, alignment: Alignment) -> str:
     if port is None:
         return f"A value {difference}."
     name = _module_name(port)
-    if _is_exchanged(reference, port, alignment):
+    if is_exchanged(reference, port, alignment):
         return (
             f"The port calls {name} with what the reference gives {_module_name(reference)}: these "
             "modules run in another order."
@@ -76,7 +76,7 @@ def _one_sided_arguments(
     return None
 
 
-def _is_exchanged(reference: Location | None, port: Location, alignment: Alignment) -> bool:
+def is_exchanged(reference: Location | None, port: Location, alignment: Alignment) -> bool:
     """Return whether a module receives what the same module of another block should."""
     if reference is None or not reference.side == port.side == "input":
         return False
@@ -181,17 +181,27 @@ def _instead(called: Location | None, alignment: Alignment) -> str:
 
 
 def called_instead(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
-    """Return the port's call of another block's module in place of the reference's, if any."""
-    partner = alignment.partner
+    """Return the port's call in place of the reference's, if any: of another block's module, or
+    once more of a neighbour with as large a result.
+    """
+    partner, owners = alignment.partner, alignment.modules.owners.port
     place = counterpart(call.module_path, alignment.modules.matched)
     parent = None if call.parent is None else partner.get(call.parent)
     candidates = [partner[call]] if call in partner else [] if parent is None else parent.children
+    further = alignment.further_calls()
     for candidate in candidates:
         is_free = partner.get(candidate) in (None, call)
         is_same_module = pattern(candidate.module) == pattern(place[1])
-        if is_free and is_same_module and candidate.module_path != place:
+        is_repeated = candidate in further and candidate.module_path in owners
+        is_alike = is_same_module or (is_repeated and _sizes(candidate) == _sizes(call))
+        if is_free and is_alike and candidate.module_path != place:
             return candidate
     return None
+
+
+def _sizes(call: ModuleCall) -> list[int]:
+    """Return the size of the first output of a call."""
+    return [role.value.numel for role in call.outputs[:1]]
 
 
 def _module_name(location: Location | None) -> str:

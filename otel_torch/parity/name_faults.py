@@ -24,6 +24,7 @@ from otel_torch.parity.faults import Fault, Location, MissingModule, kind_of
 from otel_torch.parity.graph_of_calls import GraphOfCalls
 from otel_torch.parity.misordered_parts import find_misordered_parts
 from otel_torch.parity.modules import counterpart
+from otel_torch.parity.pair_roles import has_equal_sum
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
@@ -431,7 +432,9 @@ class FaultNamer:
         match = self.alignment.partner.get(calls.reference)
         is_other = match is not None and match.module_path != calls.port.module_path
         are_alike = match is not None and pattern(match.module) == pattern(calls.port.module)
-        is_given = calls.reference.inputs and calls.port.inputs and reads[0] & reads[1]
+        inputs = calls.reference.inputs, calls.port.inputs
+        is_given = reads[0] & reads[1] or has_equal_sum(self.alignment.comparer, *inputs)
+        is_given = is_given and all(inputs)
         return calls if is_other and are_alike and is_given else None
 
     def _pair_of(self, reference: Role | None, port: Role | None) -> TensorPair | None:
@@ -462,7 +465,9 @@ class FaultNamer:
         if not is_right and not self.alignment.is_extra(birth):
             return Location.of(birth)
         received = wrong.call.inputs if wrong.side == "input" else [wrong]
-        if again := [role for own in received for role in self._returned_again(own)]:
+        expected = (pair.reference, pair.port)[1 - side][0]
+        again = [role for own in received for role in self._returned_again(own)]
+        if again := again or self._returned_instead(wrong, expected):
             return Location.of(again[0])
         # a right value goes wrong where the outermost call receives it
         for call in enclosing_calls(wrong.call):
@@ -477,13 +482,40 @@ class FaultNamer:
         return role.time < wrong.time and role.value not in self._paired
 
     def _returned_again(self, given: Role) -> list[Role]:
-        """Return the outputs of a module that are a right one again, in a wrong place."""
+        """Return the outputs of a module that are a right value again, in a wrong place: another
+        output, or an input that its class would change.
+        """
         birth = given.value.birth
         return [
             role
             for role in given.value.roles
-            if role.call is birth.call and role.side == birth.side == "output"
+            if role.side == "output" and not role.call.children
             if role is not birth and role not in self._right and role.time <= given.time
+            if role.call is birth.call or self._is_usually_made(role)
+        ]
+
+    def _is_usually_made(self, returned: Role) -> bool:
+        """Return whether another module of a class makes what one returned as it was given."""
+        side = 0 if returned.call in self.alignment.calls else 1
+        program = (self.alignment.reference, self.alignment.port)[side]
+        return any(
+            role.tensor == returned.tensor and role.value.birth is role
+            for call in program.calls
+            if call.cls == returned.call.cls
+            for role in call.outputs
+        )
+
+    def _returned_instead(self, wrong: Role, expected: Role) -> list[Role]:
+        """Return the outputs that are a right value where the same call of the other program
+        returns the expected one.
+        """
+        maker = expected.value.birth
+        call = self.alignment.partner.get(maker.call) if maker.side == "output" else None
+        return [
+            role
+            for role in wrong.value.roles
+            if role.call is call and role.side == "output" and role not in self._right
+            if not self.alignment.is_extra(role)
         ]
 
     def _without_pair(

@@ -92,11 +92,31 @@ def _pair_names_in_order(pairing: _RolePairing) -> None:
 
 def _pair_equal_values(pairing: _RolePairing) -> None:
     """Pair equal tensors; if several are equal, those with the same name."""
+    terms = _terms(pairing.comparer, pairing.all.port)
     for role in pairing.all.reference:
-        matches = [m for m in pairing.port if pairing.comparer.is_equal(role.value, m.value)]
+        matches = [
+            m
+            for m in pairing.port
+            if m not in terms and pairing.comparer.is_equal(role.value, m.value)
+        ]
         if matches:
             best = max(matches, key=lambda m: (_have_same_name(role, m), m.tensor == role.tensor))
             pairing.take(role, best)
+
+
+def _terms(comparer: Comparer, roles: Sequence[Role]) -> set[Role]:
+    """Return the inputs of modules that add up two of them, and return the sum: each module reads
+    the sum alone.
+    """
+    inputs = [role for role in roles if role.side == "input" and not role.call.children]
+    return {
+        part
+        for parts in itertools.combinations(inputs, 2)
+        if parts[0].call is parts[1].call
+        for whole in parts[0].call.outputs
+        if _matching_sum(comparer, whole, parts) is not None
+        for part in parts
+    }
 
 
 def _undo_exchanges(pairing: _RolePairing) -> None:

@@ -38,6 +38,7 @@ from otel_torch.parity.diagnosis.clues import (
     parameters_of,
 )
 from otel_torch.parity.diagnosis.stored_tensors import Array, StoredTensors
+from otel_torch.parity.explain import is_exchanged
 from otel_torch.parity.faults import Fault
 from otel_torch.parity.finding import Cause
 from otel_torch.parity.parameter_distance import distance, stacked_row_sketch
@@ -142,6 +143,8 @@ class Diagnosis:
         """Return what the fault is, and where in its tensor, as far as that is known."""
         if fault.kind == "missing":
             return Examination(_missing(fault))
+        if fault.port is not None and is_exchanged(fault.reference, fault.port, alignment):
+            return Examination(None)  # the values are right, the modules are others
         is_known = fault.pair is not None and _names(fault.pair) in self.matched
         causes: list[Cause | None] = []
         breakdown: tuple[str, ...] = ()
