@@ -36,7 +36,6 @@ from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
 from otel_torch.parity.folds import pair_folds
 from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, iterate_forwards
 from otel_torch.parity.judge import judge
-from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexchanged_slots
 from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start, selection_of
 from otel_torch.parity.lower_precision import (
     accept_rounded,
@@ -79,6 +78,7 @@ from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.compare_training import compare_training
 from otel_torch.parity.values import Comparer
+from otel_torch.recording.isolation_pairing import is_isolated, kept_slots
 from otel_torch.recording.row_schema import RowRecord
 
 _PROGRESS_INTERVAL_S = 0.1
@@ -226,7 +226,7 @@ class _Comparison:
             selection_of(self._recordings.reference.meta),
             selection_of(port_meta),
         )
-        self._unexchanged = unexchanged_slots(port_meta)
+        self._kept = kept_slots(port_meta) if self.report.isolated else None
         # plans judge by the final outputs of a run, which are no evidence in an isolated run
         self._plans = PlanCache(
             self._recordings.map(lambda recording: recording.parameters),
@@ -473,10 +473,7 @@ class _Comparison:
             name_contribution(log_probabilities, alignment.pairs)
         missing = self._missing_modules(programs)
         self._plans.learn(lookup, alignment, rows, bool(missing))
-        if self.report.isolated:
-            judgment = judge_isolated(alignment, self._unexchanged, missing)
-        else:
-            judgment = judge(alignment, missing)
+        judgment = judge(alignment, missing, self._kept)
         if _position(reference) in self._training.same_batch.reference:
             judgment = allow_other_split(alignment, judgment)
         if parameters.state == "wrong":

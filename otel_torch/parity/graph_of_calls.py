@@ -59,6 +59,7 @@ def graph_of_calls(
     uncalled: Collection[ModulePath],
     order: Mapping[ModulePath, int],
     ends: Iterable[TensorValue],
+    exchanged: Collection[Role] = (),
 ) -> GraphOfCalls:
     """Return the graph of a forward.
 
@@ -69,8 +70,10 @@ def graph_of_calls(
         order: The place of each module in the table. What comes before a module in it may be read
             for its input.
         ends: What counts as a result.
+        exchanged: What was recorded, and then exchanged for another value, so that nothing reads
+            it.
     """
-    filler = _Filler(program, order)
+    filler = _Filler(program, order, exchanged)
     for weight in weights:
         filler.add_weight(weight, uncalled)
     for call, is_entered in _events(program):
@@ -91,8 +94,10 @@ def _events(program: Program) -> list[tuple[ModuleCall, bool]]:
 
 
 class _Filler:
-    def __init__(self, program: Program, order: Mapping[ModulePath, int]) -> None:
-        self._order = order
+    def __init__(
+        self, program: Program, order: Mapping[ModulePath, int], exchanged: Collection[Role]
+    ) -> None:
+        self._order, self._exchanged = order, exchanged
         self._called = {call.module_path for call in program.calls}
         self._builder = GraphBuilder(SIZE)
         # whether the program itself has results to go on with
@@ -134,7 +139,8 @@ class _Filler:
                     node = self._add_code(maker, not terms, until, terms)
                     self._values[role.value] = self._add_value(role, node, None)
             around[self._values[role.value]] = None
-            self._held[call][self._values[role.value]] = None
+            if role not in self._exchanged:
+                self._held[call][self._values[role.value]] = None
 
     def leave(self, call: ModuleCall) -> None:
         """Hand the outputs of a call to the code around it."""
@@ -150,7 +156,8 @@ class _Filler:
                     is_vague = bool(call.children) or not call.inputs
                     node = self._add_code(call, is_vague and not terms, None, terms)
                 self._values[role.value] = self._add_value(role, node, None)
-            around[self._values[role.value]] = None
+            if role not in self._exchanged:
+                around[self._values[role.value]] = None
         self._held.pop(call, None)
 
     def _terms_of(self, value: TensorValue, code: ModuleCall | None) -> list[int]:
@@ -202,6 +209,7 @@ class _Filler:
                 *self._held[call],
                 *(w for place, w in weights if until is None or place < until),
             ],
+            line=path,
             module=_name_of(path),
             is_vague=is_vague,
         )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import compress
 
@@ -43,6 +43,7 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tolerance import END_FACTOR, SINGLE
 from otel_torch.parity.values import Relation, shapes_match
+from otel_torch.recording.isolation_pairing import Slot
 
 # how much more than another operation attention may be off in single precision: a rounding error
 # of a score is a relative error of its exponential, whatever the size of the score
@@ -55,13 +56,19 @@ _JUMP = 5.0
 _MAY_BE_LEGAL = 2e-3
 
 
-def judge(alignment: Alignment, missing: Sequence[MissingModule] = ()) -> Judgment:
+def judge(
+    alignment: Alignment, missing: Sequence[MissingModule] = (), kept: Set[Slot] | None = None
+) -> Judgment:
     """Judge one forward.
 
     Args:
         alignment: Limits of its pairs may grow (see `grow_limits`).
         missing: Modules that only one side calls.
+        kept: Of a run whose modules computed from the reference's values, the tensors that were not
+            exchanged.
     """
+    if kept is not None:
+        return _judge_isolated(alignment, missing, kept)
     judgment = _judge_once(alignment, missing)
     _add_larger_faults(alignment, judgment)
     return judgment
@@ -87,13 +94,36 @@ def _judge_once(alignment: Alignment, missing: Sequence[MissingModule]) -> Judgm
     return Judgment(True, faults, healed, inherited, _unjudged_weights(alignment, faults))
 
 
+def _judge_isolated(
+    alignment: Alignment, missing: Sequence[MissingModule], kept: Set[Slot]
+) -> Judgment:
+    """Judge a forward in which what is wrong was exchanged, so that nothing that follows reads it:
+    each wrong value is an end by itself, and no difference heals.
+    """
+    wrong = [pair for pair in alignment.pairs if not pair.is_right]
+    if not wrong:
+        return Judgment(False)
+    exchanged = {
+        role
+        for pair in wrong
+        if not any((own.call.model, own.call.module, own.tensor) in kept for own in pair.port)
+        for role in (*pair.reference, *pair.port)
+    }
+    graphs = _graphs_of(alignment, wrong, exchanged)
+    comparison = _compare(alignment, graphs, wrong)
+    faults = FaultNamer(alignment, graphs, comparison, missing, wrong).all_faults()
+    return Judgment(bool(faults), faults, [], wrong)
+
+
 # -- the two graphs
 # --------------------------------------------------------------------------------------------------
 
 _Graphs = Sides[GraphOfCalls]
 
 
-def _graphs_of(alignment: Alignment, end_pairs: Sequence[TensorPair]) -> _Graphs:
+def _graphs_of(
+    alignment: Alignment, end_pairs: Sequence[TensorPair], exchanged: Set[Role] = frozenset()
+) -> _Graphs:
     weights = list(_compared_weights(alignment))
     of_sides = Sides(
         [weight for pair in weights for weight in pair.reference],
@@ -104,7 +134,14 @@ def _graphs_of(alignment: Alignment, end_pairs: Sequence[TensorPair]) -> _Graphs
     for pair in end_pairs:
         ends.reference.append(pair.reference[0].value)
         ends.port.append(pair.port[0].value)
-    return Sides(*map(graph_of_calls, programs, of_sides, modules.uncalled, modules.order, ends))
+    return Sides(
+        *(
+            graph_of_calls(*of_side, exchanged)
+            for of_side in zip(
+                programs, of_sides, modules.uncalled, modules.order, ends, strict=True
+            )
+        )
+    )
 
 
 def _compared_weights(alignment: Alignment) -> Iterator[ParameterPair]:

@@ -72,6 +72,17 @@ class FaultNamer:
         earlier = [fault for fault in others if fault.weights and _time(fault) < _time(first)]
         return [*earlier, first, *(fault for fault in others if fault not in earlier)]
 
+    def all_faults(self) -> list[Fault]:
+        """Return all faults in the reference's order, those of a module in further blocks last."""
+        named = (self._name(found) for found in self.comparison.faults)
+        faults = [fault for fault in named if fault is not None]
+        faults.sort(key=_time)
+        seen: dict[object, Fault] = {}
+        for fault in faults:
+            seen.setdefault(_place_in_any_block(fault), fault)
+        first = list(seen.values())
+        return [*first, *(fault for fault in faults if fault not in first)]
+
     def _independent(self, first: Fault) -> Iterator[Fault]:
         """Yield the modules that are wrong by themselves, each once: they make a wrong output from
         right inputs, or hold other weights, and not in all blocks.
@@ -539,6 +550,14 @@ class FaultNamer:
 
 def _time(fault: Fault) -> float:
     return math.inf if fault.pair is None else fault.pair.time
+
+
+def _place_in_any_block(fault: Fault) -> object:
+    place = fault.port or fault.reference
+    if place is None:
+        return None
+    tensor = None if place.role is None else place.role.tensor
+    return pattern(place.module[1]), place.side, tensor
 
 
 def _kind(weight: ParameterPair) -> str:

@@ -19,6 +19,20 @@ Slot = tuple[str, str, str]  # model, module, tensor
 CallIndex = tuple[int, int, int]  # loop, step, call
 
 
+def is_isolated(meta: dict[str, Any]) -> bool:
+    """Return whether a recording, by its metadata, is of a run whose modules computed from the
+    reference's values.
+    """
+    isolated = meta.get("isolated") or {}
+    return bool(isolated.get("inputs") or isolated.get("outputs"))
+
+
+def kept_slots(meta: dict[str, Any]) -> set[Slot]:
+    """Return the tensors of an isolated run that kept the port's values."""
+    isolated = meta.get("isolated") or {}
+    return {(model, module, tensor) for model, module, tensor, _ in isolated.get("stayed", ())}
+
+
 def pairing_file(folder: str | Path) -> Path:
     """Return the path of the pairing in the folder of the reference's tensors."""
     return Path(folder).expanduser() / FILE
