@@ -135,6 +135,8 @@ class Rules:
     finds_other_numbers: bool = True
     finds_other_orders: bool = True
     accused_first: bool = True
+    # what is wrong in one block and harms nothing is no fault in another one
+    acquits_repetitions: bool = False
 
 
 def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -> Doubt:
@@ -221,10 +223,21 @@ def find_sources(
     cleared: set[Origin] = set()
     kept: set[Origin] = set()
     first = doubt = spread_doubt(program, cleared, rules)
+    if rules.acquits_repetitions:
+        needed = doubt.of(ends)[0]
+        harmless = [
+            origin
+            for origin, bit in doubt.bits.items()
+            if not bit & needed and _is_wrong(program, origin)
+        ]
+        cleared |= _repetitions(program, doubt, harmless)
+        doubt = spread_doubt(program, cleared, rules)
     for _ in range(ROUNDS if rules.acquits else 0):
         acquitted = _acquitted(program, other, doubt, doubt.of(ends)[0], rules) - kept
         if not acquitted:
             break
+        if rules.acquits_repetitions:
+            acquitted |= _repetitions(program, doubt, acquitted) - kept
         cleared |= acquitted
         before, doubt = doubt, spread_doubt(program, cleared, rules)
         # an end that nothing else explains keeps its sources
@@ -279,6 +292,12 @@ def _acquitted(
             continue
         acquitted |= bits
     return set(doubt.members(acquitted))
+
+
+def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:
+    """Return sources that are the same code as legal ones, in another block."""
+    codes = {program.code(origin) for origin in legal if origin >= 0}
+    return {origin for origin in doubt.sources if origin >= 0 and program.code(origin) in codes}
 
 
 def _says_little(program: ComparedProgram, node: int) -> bool:

@@ -263,7 +263,9 @@ def compare_known(
     sides = find_equal(*graphs, limits, equal)
     programs = make_programs(graphs, sides, limits, True, closer, expected)
     open_to = open_values(programs, ends, ())
-    rules = Rules(finds_other_numbers=False, finds_other_orders=False)
+    rules = Rules(
+        finds_other_numbers=False, finds_other_orders=False, acquits_repetitions=True
+    )
     faults = _find_faults(programs, ends, limits, rules, open_to)
     return GraphComparison(programs, faults, list(ends), [[], []], limits, open_to, 0)
 
@@ -552,8 +554,7 @@ def _line_key(program: ComparedProgram, place: FaultPlace | None) -> object:
         return None
     if place.leaf >= 0:
         return ("leaf", place.leaf)
-    node = place.nodes[0]
-    return program.operation[node], int(program.graph.nodes.line[node])
+    return program.code(place.nodes[0])
 
 
 def _merge(own: FaultPlace | None, again: FaultPlace | None) -> FaultPlace | None:

@@ -71,6 +71,10 @@ class ComparedProgram:
         """Return what a node does: its operation and arguments without operands."""
         return self.operation[node], self.argument[node]
 
+    def code(self, node: int) -> tuple[int, int]:
+        """Return what a node does, and in which line."""
+        return self.operation[node], int(self.graph.nodes.line[node])
+
     def operands(self, node: int) -> tuple[int, ...]:
         """Return the groups of what a node reads; -1 for values that are not right."""
         return tuple(
@@ -266,11 +270,13 @@ def states(graph: Graph, side: Side, informed: Flags, jumps: Flags) -> Indices:
 
 
 def _is_equal_in_variation(graph: Graph, side: Side, limits: Floats) -> Flags:
-    """Return which values are within the limit of their deviation from their mean."""
+    """Return which values are within the limit of their deviation from their mean, as far as that
+    is known.
+    """
     mean, deviation = graph.values.statistics[:, MEAN], graph.values.statistics[:, STD]
     with np.errstate(all="ignore"):
-        equal: Flags = side.error * np.hypot(mean, deviation) <= limits * deviation
-    return equal
+        differ: Flags = side.error * np.hypot(mean, deviation) > limits * deviation
+    return ~differ
 
 
 def _doubt_moves(graph: Graph, state: Indices) -> None:

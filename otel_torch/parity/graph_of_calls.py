@@ -25,6 +25,7 @@ from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.graph import NOTHING, ORDER_FREE, Graph
 from otel_torch.parity.call_graph import ModuleCall, Parameter, Program, Role, Sketch, TensorValue
 from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.tolerance import half_ulp
 from otel_torch.recording.rows import Row
 from otel_torch.statistics.sketch_format import SIZE
@@ -59,6 +60,7 @@ def graph_of_calls(
     uncalled: Collection[ModulePath],
     order: Mapping[ModulePath, int],
     ends: Iterable[TensorValue],
+    operations: Mapping[ModuleCall, str],
     exchanged: Collection[Role] = (),
 ) -> GraphOfCalls:
     """Return the graph of a forward.
@@ -70,10 +72,11 @@ def graph_of_calls(
         order: The place of each module in the table. What comes before a module in it may be read
             for its input.
         ends: What counts as a result.
+        operations: What calls are named by, if that is not their class.
         exchanged: What was recorded, and then exchanged for another value, so that nothing reads
             it.
     """
-    filler = _Filler(program, order, exchanged)
+    filler = _Filler(program, order, operations, exchanged)
     for weight in weights:
         filler.add_weight(weight, uncalled)
     for call, is_entered in _events(program):
@@ -95,9 +98,13 @@ def _events(program: Program) -> list[tuple[ModuleCall, bool]]:
 
 class _Filler:
     def __init__(
-        self, program: Program, order: Mapping[ModulePath, int], exchanged: Collection[Role]
+        self,
+        program: Program,
+        order: Mapping[ModulePath, int],
+        operations: Mapping[ModuleCall, str],
+        exchanged: Collection[Role],
     ) -> None:
-        self._order, self._exchanged = order, exchanged
+        self._order, self._operations, self._exchanged = order, operations, exchanged
         self._called = {call.module_path for call in program.calls}
         self._builder = GraphBuilder(SIZE)
         # whether the program itself has results to go on with
@@ -158,6 +165,8 @@ class _Filler:
                 self._values[role.value] = self._add_value(role, node, None)
             if role not in self._exchanged:
                 around[self._values[role.value]] = None
+        if not call.outputs:  # nor may its outputs
+            around |= self._held[call]
         self._held.pop(call, None)
 
     def _terms_of(self, value: TensorValue, code: ModuleCall | None) -> list[int]:
@@ -202,14 +211,14 @@ class _Filler:
         path = call.module_path if call is not None else ("", "")
         weights = self._weights[path] if call is not None else []
         return self._builder.add_node(
-            _CODE if call is None or call.children else call.cls,
+            _CODE if call is None or call.children else self._operations.get(call, call.cls),
             [*terms, *(w for place, w in weights if place < 0)]
             if terms
             else [
                 *self._held[call],
                 *(w for place, w in weights if until is None or place < until),
             ],
-            line=path,
+            line=pattern(path[1]),  # of each block the same
             module=_name_of(path),
             is_vague=is_vague,
         )

@@ -134,9 +134,11 @@ def _graphs_of(
     for pair in end_pairs:
         ends.reference.append(pair.reference[0].value)
         ends.port.append(pair.port[0].value)
+    # calls that correspond do the same, whatever their classes are called
+    operations = {port: reference.cls for reference, port in alignment.calls.items()}
     return Sides(
         *(
-            graph_of_calls(*of_side, exchanged)
+            graph_of_calls(*of_side, operations, exchanged)
             for of_side in zip(
                 programs, of_sides, modules.uncalled, modules.order, ends, strict=True
             )

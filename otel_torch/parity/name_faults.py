@@ -8,7 +8,7 @@ shows it gives the other side, the error and the limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -74,14 +74,13 @@ class FaultNamer:
 
     def all_faults(self) -> list[Fault]:
         """Return all faults in the reference's order, those of a module in further blocks last."""
-        named = (self._name(found) for found in self.comparison.faults)
-        faults = [fault for fault in named if fault is not None]
-        faults.sort(key=_time)
-        seen: dict[object, Fault] = {}
-        for fault in faults:
-            seen.setdefault(_place_in_any_block(fault), fault)
-        first = list(seen.values())
-        return [*first, *(fault for fault in faults if fault not in first)]
+        first, repeated = [], []
+        for found in self.comparison.faults:
+            fault = self._name(found)
+            if fault is not None:
+                first.append(fault)
+            repeated += [fault for again in _repetitions(found) if (fault := self._name(again))]
+        return [*sorted(first, key=_time), *sorted(repeated, key=_time)]
 
     def _independent(self, first: Fault) -> Iterator[Fault]:
         """Yield the modules that are wrong by themselves, each once: they make a wrong output from
@@ -380,27 +379,43 @@ class FaultNamer:
             return True
         made = [role.value for role in call.outputs]
         keeps_size = any(role.value.numel == value.numel for role in call.inputs for value in made)
-        if keeps_size and own.value not in made:
+        place = found.places[1 - side]
+        # code that is not known may do what the module does, with its weights
+        is_known = place is not None and bool(place.nodes)
+        is_known = is_known and not self.comparison.graphs[1 - side].nodes.is_vague[place.nodes[0]]
+        is_usual = is_known or self._is_called_in_another_block(side, call)
+        if keeps_size and own.value not in made and is_usual:
             return True
         expected, without = own.value.sketch, other.value.sketch
         if expected is None or without is None:
             return False
-        known = self._sketches_read(1 - side, found.places[1 - side], without)
-        candidates = [first + second for first, second in combinations(known, 2)]
-        terms = (value.sketch for value in made if value.numel == own.value.numel)
-        candidates += [expected - term for term in terms if term is not None]
+        known = self._sketches_read(1 - side, found.places[1 - side])
+        candidates = [first + second for first, second in combinations(_as_long(known, without), 2)]
+        terms = [value.sketch for value in made if value.numel == own.value.numel]
+        if len(expected) == len(without):
+            candidates += [expected - term for term in _as_long(terms, without)]
         limit = _SUM * self.alignment.comparer.limit(own.value, own.value)
         size = limit * float(np.linalg.norm(expected))
         return any(float(np.linalg.norm(each - without)) <= size for each in candidates)
 
-    def _sketches_read(self, side: int, place: FaultPlace | None, like: Sketch) -> list[Sketch]:
-        """Return the sketches of what a fault's first node may read, of the length of another."""
+    def _is_called_in_another_block(self, side: int, call: ModuleCall) -> bool:
+        """Return whether the other program calls such a module at all: it may compute with the
+        weights of one by itself.
+        """
+        matched = self.alignment.modules.matched
+        if side == 1:
+            matched = {port: reference for reference, port in matched.items()}
+        place = counterpart(call.module_path, matched)
+        program = (self.alignment.port, self.alignment.reference)[side]
+        return any(pattern(other.module) == pattern(place[1]) for other in program.calls)
+
+    def _sketches_read(self, side: int, place: FaultPlace | None) -> list[Sketch | None]:
+        """Return the sketches of what a fault's first node may read."""
         if place is None or not place.nodes:
             return []
         births = self.graphs[side].births
         read = [births[value] for value in self.comparison.programs[side].reads[place.nodes[0]]]
-        sketches = [birth.value.sketch for birth in read if isinstance(birth, Role)]
-        return [sketch for sketch in sketches if sketch is not None and len(sketch) == len(like)]
+        return [birth.value.sketch for birth in read if isinstance(birth, Role)]
 
     def _exchanged_input(self, found: GraphFault) -> TensorPair | None:
         """Return the wrong input of a call that reads no wrong value: it was passed another one."""
@@ -552,16 +567,26 @@ def _time(fault: Fault) -> float:
     return math.inf if fault.pair is None else fault.pair.time
 
 
-def _place_in_any_block(fault: Fault) -> object:
-    place = fault.port or fault.reference
-    if place is None:
-        return None
-    tensor = None if place.role is None else place.role.tensor
-    return pattern(place.module[1]), place.side, tensor
+def _repetitions(found: GraphFault) -> Iterator[GraphFault]:
+    """Yield the same fault in further blocks."""
+    reference, port = found.places
+    if reference is None or port is None or found.begins_at_leaf:
+        return
+    for own, other in zip(reference.nodes[1:], port.nodes[1:], strict=False):
+        yield replace(
+            found,
+            reference=replace(reference, nodes=(own,)),
+            port=replace(port, nodes=(other,)),
+        )
 
 
 def _kind(weight: ParameterPair) -> str:
     return pattern(weight.port[0].full_name)
+
+
+def _as_long(sketches: Iterable[Sketch | None], like: Sketch) -> list[Sketch]:
+    """Return the sketches that have the length of another: those of tokens have several."""
+    return [each for each in sketches if each is not None and len(each) == len(like)]
 
 
 def _receivers(pair: TensorPair) -> list[ModuleCall]:

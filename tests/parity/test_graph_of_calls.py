@@ -39,7 +39,7 @@ def graph() -> GraphOfCalls:
     program = build_program(ROWS)
     order = {("M", name): place for place, name in enumerate(("", "norm", "attn", "head"))}
     ends = [program.outermost[0].outputs[0].value]
-    return graph_of_calls(program, build_parameters(WEIGHTS), {("M", "head")}, order, ends)
+    return graph_of_calls(program, build_parameters(WEIGHTS), {("M", "head")}, order, ends, {})
 
 
 def described(built: GraphOfCalls) -> list[tuple[str, bool, list[str], list[str]]]:
@@ -93,7 +93,7 @@ def test_without_recorded_inputs_a_call_may_read_all_that_came_before_it() -> No
     ]
     program = build_program(rows)
     ends = [program.outermost[0].outputs[0].value]
-    built = graph_of_calls(program, [], set(), {}, ends)
+    built = graph_of_calls(program, [], set(), {}, ends, {})
     assert described(built) == [
         ("norm", True, [], ["norm out"]),
         ("attn", True, ["norm out"], ["attn out"]),
