@@ -17,6 +17,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `layouts` | one process against the ranks of the same model |
 | `engines` | transformers against vLLM |
 | `engine_rows` | the same, recorded as graphs of operations with rows |
+| `later_engines` | other models and faults, written without sight of the comparison |
 | `ports` | FastVideo's models against their originals |
 | `machine` | the same, with faults at random modules |
 | `frameworks` | as `layouts`, split by Megatron-core and DeepSpeed |
@@ -42,6 +43,7 @@ CORPORA = {
     "layouts": "tests.corpora.layouts.cases",
     "engines": "tests.corpora.engines.cases",
     "engine_rows": "tests.corpora.engines.cases",
+    "later_engines": "tests.corpora.engines.later",
     "frameworks": "tests.corpora.layouts.cases",
     "ports": "tests.fastvideo.ports.cases",
     "machine": "tests.fastvideo.ports.cases",

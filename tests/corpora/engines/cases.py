@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ BY_ROWS = "engine_rows"  # the corpus whose programs are recorded as graphs
 
 # the words that say at which tokens a fault shows
 EVERY, ROTATED = "Every token is wrong.", "It begins with token 1 of request 0"
-_Fault = tuple[str, Plant, Right]
+Fault = tuple[str, Plant, Right]
 
 
 def _fault(
@@ -56,7 +56,7 @@ def _fault(
     says: tuple[str, ...] = (),
     side: str = "output",
     near: str = "",
-) -> _Fault:
+) -> Fault:
     """Return a fault.
 
     Args:
@@ -83,7 +83,7 @@ def _factor(value: float) -> str:
     return f"the reference's times {value}"
 
 
-_TABLE: dict[str, _Fault] = {
+_TABLE: dict[str, Fault] = {
     "embedding_scaled": _fault(
         "llama", faults.change_output("model.embed_tokens", faults.times(1.01)),
         "model.embed_tokens", (_factor(1.01),),
@@ -213,23 +213,24 @@ def _kind(module: str) -> str:
         return POSITIONS
     if last == "attn":
         return ATTENTION
-    return EXPERTS if last in ("experts", "shared_experts", "gate") else LAYERS
+    return EXPERTS if last in ("experts", "shared_experts", "shared_mlp", "gate") else LAYERS
 
 
 class Engines(Corpus):
     """Engines beside transformers: by modules and tokens, or by operations and rows."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clean: Sequence[Engine], faulty: Mapping[str, Fault]) -> None:
         self.name = name
+        self._clean, self._faulty = clean, faulty
         self.in_whole = name != BY_ROWS  # a graph does not tell paddings from tokens
 
     def load(self) -> Sequence[Case]:
-        clean = [Case(name=str(engine), family=str(engine)) for engine in (*CLEAN, *FURTHER)]
+        clean = [Case(name=str(engine), family=str(engine)) for engine in self._clean]
         faulty = [
             Case(
                 name=name, family=str(Engine(family)), edit=name, plant=plant, right=right, kind=_kind(right.places[0].module)
             )
-            for name, (family, plant, right) in _TABLE.items()
+            for name, (family, plant, right) in self._faulty.items()
         ]  # fmt: skip
         return [*clean, *faulty]
 
@@ -241,7 +242,7 @@ class Engines(Corpus):
 
         settings = ROWS if self.name == BY_ROWS else TOKENS
 
-        engines = {str(engine): engine for engine in (*CLEAN, *FURTHER)}
+        engines = {str(engine): engine for engine in self._clean}
         for family in dict.fromkeys(case.family for case in cases):
             group = [case for case in cases if case.family == family]
             engine = engines.get(family) or Engine(family.partition(" ")[0])
@@ -261,4 +262,4 @@ def _returned(report: Report | Exception) -> tuple[Report, Recordings]:
 
 
 FAULTS = {name: plant for name, (_, plant, _) in _TABLE.items()}
-CORPORA = {name: Engines(name) for name in ("engines", BY_ROWS)}
+CORPORA = {name: Engines(name, (*CLEAN, *FURTHER), _TABLE) for name in ("engines", BY_ROWS)}

@@ -21,9 +21,9 @@ CHUNK = 8  # tokens in one forward of the engine
 NEW_TOKENS = 6
 # 33 tokens with the new ones, of which the engine computes 30; the first prompt takes two chunks
 PROMPTS: Prompts = ((3, 14, 15, 92, 65, 35, 89, 79, 32, 38), (46, 26, 43), (38, 32))
-# the beginning of both fills a block of the engine's cache
-_BLOCK = 32
-_SHARED = tuple(range(40, 40 + _BLOCK))
+BLOCK = 32  # tokens in a block of the engine's cache, where it matters
+# the beginning of both fills a block
+_SHARED = tuple(range(40, 40 + BLOCK))
 # each needs a second block while decoding, and there are too few for all
 LONG_PROMPTS: Prompts = tuple(
     tuple((7 * index + 11 * request) % 200 + 20 for index in range(length))
@@ -93,6 +93,7 @@ class Family:
     Attributes:
         architecture: The prefix of its classes in transformers, such as `Llama`.
         settings: Of its configuration, beside the sizes.
+        without: The sizes that its configuration does not take.
         engine: Arguments of vLLM's `LLM`.
         in_turn: Whether a request begins once the one before it has ended.
         chunk: How many tokens the engine computes in one forward.
@@ -102,6 +103,7 @@ class Family:
 
     architecture: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    without: Sequence[str] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     prompts: Prompts = PROMPTS
     in_turn: bool = False
@@ -116,7 +118,7 @@ FAMILIES = {
     "llama-biases": Family("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-prefix": Family(
         "Llama",
-        engine={"enable_prefix_caching": True, "block_size": _BLOCK},
+        engine={"enable_prefix_caching": True, "block_size": BLOCK},
         prompts=PROMPTS_OF_ONE_PREFIX,
         in_turn=True,
     ),
@@ -132,7 +134,7 @@ FAMILIES = {
     # requests are preempted, and computed again
     "llama-preempted": Family(
         "Llama",
-        engine={"num_gpu_blocks_override": 5, "block_size": _BLOCK},
+        engine={"num_gpu_blocks_override": 5, "block_size": BLOCK},
         prompts=LONG_PROMPTS,
         chunk=16,
     ),
@@ -249,8 +251,9 @@ def save_checkpoint(family: Family, folder: Path) -> None:
     """Save a model of a family with random weights, in float32."""
     config = getattr(transformers, f"{family.architecture}Config")
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    sizes = {name: size for name, size in _SIZES.items() if name not in family.without}
     torch.manual_seed(0)
-    model = model_class(config(**{**_SIZES, **family.settings}))
+    model = model_class(config(**{**sizes, **family.settings}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "ln_" in name or name.endswith("bias"):
