@@ -263,9 +263,7 @@ def compare_known(
     sides = find_equal(*graphs, limits, equal)
     programs = make_programs(graphs, sides, limits, True, closer, expected)
     open_to = open_values(programs, ends, ())
-    rules = Rules(
-        finds_other_numbers=False, finds_other_orders=False, acquits_repetitions=True
-    )
+    rules = Rules(finds_other_numbers=False, finds_other_orders=False, acquits_repetitions=True)
     faults = _find_faults(programs, ends, limits, rules, open_to)
     return GraphComparison(programs, faults, list(ends), [[], []], limits, open_to, 0)
 

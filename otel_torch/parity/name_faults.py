@@ -379,12 +379,7 @@ class FaultNamer:
             return True
         made = [role.value for role in call.outputs]
         keeps_size = any(role.value.numel == value.numel for role in call.inputs for value in made)
-        place = found.places[1 - side]
-        # code that is not known may do what the module does, with its weights
-        is_known = place is not None and bool(place.nodes)
-        is_known = is_known and not self.comparison.graphs[1 - side].nodes.is_vague[place.nodes[0]]
-        is_usual = is_known or self._is_called_in_another_block(side, call)
-        if keeps_size and own.value not in made and is_usual:
+        if keeps_size and own.value not in made:
             return True
         expected, without = own.value.sketch, other.value.sketch
         if expected is None or without is None:
@@ -397,17 +392,6 @@ class FaultNamer:
         limit = _SUM * self.alignment.comparer.limit(own.value, own.value)
         size = limit * float(np.linalg.norm(expected))
         return any(float(np.linalg.norm(each - without)) <= size for each in candidates)
-
-    def _is_called_in_another_block(self, side: int, call: ModuleCall) -> bool:
-        """Return whether the other program calls such a module at all: it may compute with the
-        weights of one by itself.
-        """
-        matched = self.alignment.modules.matched
-        if side == 1:
-            matched = {port: reference for reference, port in matched.items()}
-        place = counterpart(call.module_path, matched)
-        program = (self.alignment.port, self.alignment.reference)[side]
-        return any(pattern(other.module) == pattern(place[1]) for other in program.calls)
 
     def _sketches_read(self, side: int, place: FaultPlace | None) -> list[Sketch | None]:
         """Return the sketches of what a fault's first node may read."""
@@ -430,13 +414,14 @@ class FaultNamer:
         read = [value for value in program.reads[node] if isinstance(births[value], Role)]
         if any(program.state[value] == WRONG for value in read):
             return None
-        call = self.graphs.port.calls[node]
+        call, values = self.graphs.port.calls[node], self.graphs.port.values
+        wrong = (pair for pair in self.alignment.pairs if not pair.is_right)
         return next(
             (
                 pair
-                for pair in self.alignment.pairs
-                if not pair.is_right
-                and any(role.call is call and role.side == "input" for role in pair.port)
+                for pair in wrong
+                for role in pair.port
+                if role.call is call and role.side == "input" and values[role.value] in read
             ),
             None,
         )

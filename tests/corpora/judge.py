@@ -227,14 +227,17 @@ def _grade_place(
 ) -> str:
     if right.phases:  # phase and step are right
         return "exact" if place and at(place.module) in places else "near"
+    # a missing call is a kind of finding; its side is that of the tensor that is missing
+    is_missing = (
+        place is not None and kind == "missing" and Place("missing", place.module) in places
+    )
     if right.near is not None:
         if place and place.module in {expected.module for expected in places}:
-            return "exact" if place in places else "place"
+            return "exact" if place in places or is_missing else "place"
         return "near" if place and place.module in right.near else "wrong"
     if place is None:
         return "wrong"
-    # a missing call is a kind of finding; its side is that of the tensor that is missing
-    if place in places or (kind == "missing" and Place("missing", place.module) in places):
+    if place in places or is_missing:
         return "exact"
     order = {event: position for position, event in enumerate(timeline(recording))}
     for expected in places:

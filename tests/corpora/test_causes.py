@@ -20,7 +20,6 @@ QUICK = (
 # a norm is left out
 NOT_KNOWN = {
     "llama_query_in_rotary_pairs": "wrong",
-    "llama_norm_skipped": "wrong",
     "wan_gelu_exact": "missed",
 }
 

@@ -511,7 +511,7 @@ def llama_relu_for_silu(port: models.PortLlama) -> None:
         layer.ff.act = F.relu
 
 
-@_kept_back("other_tensor", words="post_attention_layernorm")
+@_kept_back("other_tensor", "not_called", words="post_attention_layernorm")
 def llama_norm_skipped(port: models.PortLlama) -> None:
     port.h[2].ln2 = nn.Identity()
 

@@ -164,7 +164,11 @@ _TABLE: dict[str, Fault] = {
     "embedding_of_layers_scaled": _fault("gemma4", faults.change_output("model.embed_tokens_per_layer", faults.times(1.5)), "model.embed_tokens_per_layer", (EVERY,)),
     "attention_after_scaled_embedding": _fault("gemma4", attention_faults.set_attention("scale", lambda scale: scale * 1.1), _ATTN, (ROTATED,)),
     "down_proj_after_scaled_embedding": _fault("gemma4", faults.change_output(f"{_MLP}.down_proj", faults.times(1.01)), f"{_MLP}.down_proj", (_factor(1.01),)),
-    "router_bias_ignored": _fault("ernie45-moe", faults.leave_as_it_is, f"{_MLP}.experts", ("its input is right",)),
+    # the module that has the bias is never called, or its weight not read
+    "router_bias_ignored": ("ernie45-moe", faults.leave_as_it_is, Right(
+        places=(Place("output", f"{_MLP}.experts"), Place("missing", f"{_MLP}.gate.moe_statics")),
+        near=("",),
+    )),
     "experts_exchanged_ernie": _fault("ernie45-moe", faults.exchange_experts, f"{_MLP}.gate"),
     "scores_not_capped": _fault("gemma2", faults.set_every_attention("logits_soft_cap", 0), _FIRST_ATTN, (ROTATED,)),
     "another_query_scale": _fault("gemma2", faults.set_every_attention("scale", 32**-0.5), _FIRST_ATTN, (ROTATED,)),
