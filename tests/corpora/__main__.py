@@ -56,9 +56,7 @@ def main() -> None:
 
     (name,) = options.corpora
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for one order of summation
-    if name.startswith(
-        "engine"
-    ):  # before torch is imported, which starts threads that no fork would have
+    if "engine" in name:  # before torch is imported, which starts threads that no fork would have
         from tests.corpora.engines.environment import ENVIRONMENT
 
         os.environ.update(ENVIRONMENT)
