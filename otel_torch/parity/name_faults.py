@@ -69,8 +69,20 @@ class FaultNamer:
             return []
         others = list(self._independent(first))
         # the numbers of exchanged weights are right, and so is what is made with them, elsewhere
-        earlier = [fault for fault in others if fault.weights and _time(fault) < _time(first)]
+        earlier = [
+            fault
+            for fault in others
+            if _time(fault) < _time(first) and (fault.weights or self._is_right_elsewhere(fault))
+        ]
         return [*earlier, first, *(fault for fault in others if fault not in earlier)]
+
+    def _is_right_elsewhere(self, fault: Fault) -> bool:
+        """Return whether the port's value is a right one, which should be another."""
+        role = None if fault.port is None else fault.port.role
+        if role is None:
+            return False
+        state = self.comparison.programs[1].state
+        return bool(state[self.graphs.port.values[role.value]] == RIGHT)
 
     def all_faults(self) -> list[Fault]:
         """Return all faults in the reference's order, those of a module in further blocks last."""

@@ -445,6 +445,9 @@ class ModelRegistry(Source):
         try:
             with self._lock:
                 root = self._containers.choose_root(module)
+                if root is module and not stack and gc.get_freeze_count():
+                    self._register_running()
+                    root = self._containers.choose_root(module)
                 if (
                     stack
                     and is_stateless(module)
@@ -470,6 +473,18 @@ class ModelRegistry(Source):
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
+
+    def _register_running(self) -> None:
+        """Register the modules whose methods are running: the heap does not show what the program
+        has frozen (`gc.freeze`) before this watched registrations.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            names = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
+            owner = frame.f_locals.get(*names) if names == ("self",) else None
+            for module in all_modules(owner) if isinstance(owner, nn.Module) else ():
+                self._register_children(module)
+            frame = frame.f_back
 
     def _add_plain_part(self, module: nn.Module, stack: list[ModuleSite]) -> nn.Module | None:
         """Make a module a part of the model that holds it, if any; return the module that does."""

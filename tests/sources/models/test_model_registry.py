@@ -85,6 +85,29 @@ def test_models_built_before_the_session_are_found() -> None:
     assert sink.rows("module") == ALL
 
 
+class Compiled(Net):
+    """Calls its forward itself, like the models that vLLM compiles."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x)
+
+
+def test_models_built_before_the_session_are_found_though_the_heap_is_frozen() -> None:
+    net = Compiled()
+    gc.freeze()  # hides the model from `gc.get_objects`
+    try:
+        with recording() as sink:
+            net(X)
+            net(X)
+    finally:
+        gc.unfreeze()
+    # the first call had begun before its model was known
+    expected = [("Compiled", name, 0) for name in ALL[:-1]] + [
+        ("Compiled", name, 1) for name in ALL
+    ]
+    assert sink.rows("model", "module", "step") == expected
+
+
 def test_a_part_called_directly_belongs_to_its_owner_and_one_method_call_is_one_forward() -> None:
     with recording() as sink:
         vae = Autoencoder()
