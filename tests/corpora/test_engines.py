@@ -5,13 +5,15 @@ module and tokens. The scoreboard prints all of them.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.corpora import corpus_of
+from tests.corpora.case import Case
 from tests.corpora.engines.cases import CLEAN
 from tests.corpora.engines.environment import ENVIRONMENT
-from tests.corpora.scores import Recorder, score
+from tests.corpora.scores import Corpus, Recorder, score
 from tests.sampling import sample
 
 pytestmark = pytest.mark.engines
@@ -48,16 +50,39 @@ SOME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", sample(dict.fromkeys(case.family for case in SOME), 3))
-def test_an_engine_is_silent_and_its_faults_are_named(tmp_path, engine):
+LATER = corpus_of("later_engines")
+# what of the later engines is named at another place, or without all that is right to say
+NOT_EXACT = {
+    "frequencies_not_scaled", "full_layer_rotated", "normed_after_rotation", "slopes_not_scaled", "heads_left_in_groups",
+    "up_before_gate", "experts_reversed", "embedding_scaled_by_mlp_width", "logits_multiplied",
+}  # fmt: skip
+# Ernie 4.5 is recorded in parts: see the page of scores
+SOME_LATER = [
+    case
+    for case in LATER.cases.values()
+    if case.name not in NOT_EXACT and not case.family.startswith("ernie45")
+]
+
+
+def families(cases: list[Case]) -> list[str]:
+    return list(dict.fromkeys(case.family for case in cases))
+
+
+def assert_right(corpus: Corpus, folder: Path, cases: list[Case]) -> None:
     os.environ.update(ENVIRONMENT)
-    chosen = [case for case in SOME if case.family == engine]
-    grades = {
-        answer.case: answer.grade
-        for (answer,) in score(ENGINES, Recorder(ENGINES, tmp_path), chosen)
-    }
-    right = {case.name: "silent" if case.clean else "exact" for case in chosen}
-    assert {case.name: grades[case.name] for case in chosen} == right
+    answers = score(corpus, Recorder(corpus, folder), cases)
+    right = {case.name: "silent" if case.clean else "exact" for case in cases}
+    assert {answer.case: answer.grade for (answer,) in answers} == right
+
+
+@pytest.mark.parametrize("engine", sample(families(SOME), 3))
+def test_an_engine_is_silent_and_its_faults_are_named(tmp_path, engine):
+    assert_right(ENGINES, tmp_path, [case for case in SOME if case.family == engine])
+
+
+@pytest.mark.parametrize("engine", sample(families(SOME_LATER), 2))
+def test_a_later_engine_is_silent_and_its_faults_are_named(tmp_path, engine):
+    assert_right(LATER, tmp_path, [case for case in SOME_LATER if case.family == engine])
 
 
 OF_ROWS = ("llama float32", "theta", "softmax_scale", "down_proj_scaled", "last_of_chunk_lost")
