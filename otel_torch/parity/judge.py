@@ -33,6 +33,7 @@ from otel_torch.graph.ends import EndPair
 from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue
+from otel_torch.parity.compared_calls import ComparedCalls
 from otel_torch.parity.faults import Fault, Judgment, MissingModule
 from otel_torch.parity.folds import with_folds
 from otel_torch.parity.graph_of_calls import GraphOfCalls, graph_of_calls
@@ -89,8 +90,8 @@ def _judge_once(alignment: Alignment, missing: Sequence[MissingModule]) -> Judgm
     if folded.folded != alignment.folded:
         judgment = _judge_once(folded, missing)
         return replace(judgment, healed=judgment.healed + inside)
-    namer = FaultNamer(alignment, graphs, comparison, missing, inherited)
-    faults = namer.faults() or [namer.fault_of(min(wrong, key=lambda pair: pair.time))]
+    namer = FaultNamer(ComparedCalls(alignment, graphs, comparison), missing, inherited)
+    faults = namer.faults() or [namer.placer.fault_of(min(wrong, key=lambda pair: pair.time))]
     return Judgment(True, faults, healed, inherited, _unjudged_weights(alignment, faults))
 
 
@@ -111,7 +112,8 @@ def _judge_isolated(
     }
     graphs = _graphs_of(alignment, wrong, exchanged)
     comparison = _compare(alignment, graphs, wrong)
-    faults = FaultNamer(alignment, graphs, comparison, missing, wrong).all_faults()
+    compared = ComparedCalls(alignment, graphs, comparison)
+    faults = FaultNamer(compared, missing, wrong).all_faults()
     return Judgment(bool(faults), faults, [], wrong)
 
 
