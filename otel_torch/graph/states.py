@@ -270,13 +270,13 @@ def states(graph: Graph, side: Side, informed: Flags, jumps: Flags) -> Indices:
 
 
 def _is_equal_in_variation(graph: Graph, side: Side, limits: Floats) -> Flags:
-    """Return which values are within the limit of their deviation from their mean, as far as that
-    is known.
+    """Return which values are within the limit of their deviation from their mean, and those whose
+    mean is not known.
     """
     mean, deviation = graph.values.statistics[:, MEAN], graph.values.statistics[:, STD]
     with np.errstate(all="ignore"):
-        differ: Flags = side.error * np.hypot(mean, deviation) > limits * deviation
-    return ~differ
+        equal: Flags = side.error * np.hypot(mean, deviation) <= limits * deviation
+    return equal | np.isnan(mean)
 
 
 def _doubt_moves(graph: Graph, state: Indices) -> None:
