@@ -244,7 +244,7 @@ def _expected(alignment: Alignment, graphs: _Graphs) -> tuple[Indices, Indices]:
             numbers = [graph.values[role.value] for role in roles]
             if not pair.is_right:
                 state[numbers] = WRONG
-            elif not pair.is_single or pair.relation.error is None:  # sums do not show the order
+            elif not _is_known(pair):
                 state[numbers] = RIGHT
     for state, graph in zip(states, graphs, strict=True):
         state[[number for value, number in graph.values.items() if value in harmless]] = RIGHT
@@ -278,13 +278,22 @@ def _known_pairs(alignment: Alignment, graphs: _Graphs) -> Iterator[tuple[int, i
     """
     for pair in alignment.pairs:
         error = pair.relation.error
-        if pair.is_single and pair.is_right and error is not None:
+        if pair.is_right and error is not None and _is_known(pair):
             own = graphs.reference.values[pair.reference[0].value]
             yield own, graphs.port.values[pair.port[0].value], error
     for weight in _compared_weights(alignment):
         if weight.equal and not weight.is_fused:
             own = graphs.reference.parameters[weight.reference[0]]
             yield own, graphs.port.parameters[weight.port[0]], 0.0
+
+
+def _is_known(pair: TensorPair) -> bool:
+    """Return whether two tensors were compared by more than their sums, which show no order, and
+    little of a small error.
+    """
+    sketches = pair.reference[0].value.sketch, pair.port[0].value.sketch
+    lengths = {None if sketch is None else len(sketch) for sketch in sketches}
+    return pair.is_single and pair.relation.error is not None and len(lengths) == 1
 
 
 def _is_open(pair: TensorPair, graphs: _Graphs, comparison: GraphComparison) -> bool:
