@@ -66,11 +66,18 @@ class FaultNamer:
         return [*earlier, first, *(fault for fault in others if fault not in earlier)]
 
     def _is_right_elsewhere(self, fault: Fault) -> bool:
-        """Return whether the port's value is a right one, which should be another."""
-        role = None if fault.port is None else fault.port.role
-        if role is None:
+        """Return whether the port's value should be another one: it is right, and the reference
+        does not make it of the value that it should be.
+        """
+        if fault.reference is None or fault.port is None:
             return False
-        return self.compared.state(1, role.value) == RIGHT
+        expected, actual = fault.reference.role, fault.port.role
+        if expected is None or actual is None or self.compared.state(1, actual.value) != RIGHT:
+            return False
+        graphs, (reference, port) = self.compared.graphs, self.compared.comparison.programs
+        twin = int(port.side.partner[graphs.port.values[actual.value]])
+        made_of = reference.reads[reference.maker[twin]] if reference.maker[twin] >= 0 else []
+        return graphs.reference.values[expected.value] not in made_of
 
     def all_faults(self) -> list[Fault]:
         """Return all faults in the reference's order, those of a module in further blocks last."""
