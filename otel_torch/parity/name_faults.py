@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from otel_torch.graph.compare import GraphFault
 from otel_torch.graph.graph import NOTHING
@@ -154,8 +155,8 @@ class FaultNamer:
         return self.placer.fault_of(pair, roles, weights)
 
     def _left_over(self, found: GraphFault) -> tuple[Role, Role] | None:
-        """Return the one value before a fault that each program has no counterpart of, if they have
-        the same size: they should have been equal.
+        """Return the only two values of one size before a fault of which neither program has a
+        counterpart: they should have been equal.
         """
         sides = [
             {
@@ -167,10 +168,12 @@ class FaultNamer:
             }
             for place, graph in zip(found.places, self.compared.graphs, strict=True)
         ]
-        if any(len(side) != 1 for side in sides):
-            return None
-        (reference,), (port,) = sides
-        return (reference, port) if reference.value.numel == port.value.numel else None
+        alike = [
+            (reference, port)
+            for reference, port in product(*sides)
+            if reference.value.numel == port.value.numel
+        ]
+        return alike[0] if len(alike) == 1 else None
 
     def _exchanged_input(self, found: GraphFault) -> TensorPair | None:
         """Return the wrong input of a call that reads no wrong value: it was passed another one."""
