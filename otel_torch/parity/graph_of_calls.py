@@ -143,7 +143,7 @@ class _Filler:
                     self._values[role.value] = self._add_value(role, NOTHING, "input")
                 else:
                     terms = self._terms_of(role.value, maker)
-                    node = self._add_code(maker, not terms, until, terms)
+                    node = self._add_code(maker, role, not terms, until, terms)
                     self._values[role.value] = self._add_value(role, node, None)
             around[self._values[role.value]] = None
             if role not in self._exchanged:
@@ -161,7 +161,7 @@ class _Filler:
                 if node == NOTHING:
                     terms = self._terms_of(role.value, call) if call.children else []
                     is_vague = bool(call.children) or not call.inputs
-                    node = self._add_code(call, is_vague and not terms, None, terms)
+                    node = self._add_code(call, role, is_vague and not terms, None, terms)
                 self._values[role.value] = self._add_value(role, node, None)
             if role not in self._exchanged:
                 around[self._values[role.value]] = None
@@ -196,6 +196,7 @@ class _Filler:
     def _add_code(
         self,
         call: ModuleCall | None,
+        made: Role,
         is_vague: bool,
         until: int | None = None,
         terms: Sequence[int] = (),
@@ -204,6 +205,7 @@ class _Filler:
 
         Args:
             call: None for the program around all calls.
+            made: The first value that it makes.
             until: The place in the table of the module that it calls next.
             terms: What it reads, if that is known; else all that it has.
         """
@@ -218,7 +220,7 @@ class _Filler:
                 *self._held[call],
                 *(w for place, w in weights if until is None or place < until),
             ],
-            line=pattern(path[1]),  # of each block the same
+            line=(pattern(made.call.module), made.tensor),  # of each block the same
             module=_name_of(path),
             is_vague=is_vague,
         )

@@ -289,11 +289,12 @@ def _known_pairs(alignment: Alignment, graphs: _Graphs) -> Iterator[tuple[int, i
 
 def _is_known(pair: TensorPair) -> bool:
     """Return whether two tensors were compared by more than their sums, which show no order, and
-    little of a small error.
+    little of a small error: those of integers have none.
     """
     sketches = pair.reference[0].value.sketch, pair.port[0].value.sketch
     lengths = {None if sketch is None else len(sketch) for sketch in sketches}
-    return pair.is_single and pair.relation.error is not None and len(lengths) == 1
+    error = pair.relation.error
+    return pair.is_single and error is not None and (len(lengths) == 1 or error == 0)
 
 
 def _is_open(pair: TensorPair, graphs: _Graphs, comparison: GraphComparison) -> bool:
