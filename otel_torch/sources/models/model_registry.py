@@ -77,6 +77,7 @@ class ModelRegistry(Source):
         self._recorder = recorder
         self._events = events
         self._containers = Containers()
+        self._is_heap_hidden = False
         self._plain_parts = PlainParts()
         self._hidden_hooks = HiddenHooks()
         self._direct_forwards = DirectForwards(
@@ -172,6 +173,7 @@ class ModelRegistry(Source):
         ]
         self._hidden_hooks.start()
         self._direct_forwards.start()
+        self._is_heap_hidden = gc.get_freeze_count() > 0  # counts each object, so only once
         existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
         for module in existing:
             self._expect_forward(module)
@@ -445,7 +447,7 @@ class ModelRegistry(Source):
         try:
             with self._lock:
                 root = self._containers.choose_root(module)
-                if root is module and not stack and gc.get_freeze_count():
+                if root is module and not stack and self._is_heap_hidden:
                     self._register_running()
                     root = self._containers.choose_root(module)
                 if (
