@@ -5,7 +5,7 @@ from __future__ import annotations
 from otel_torch.graph.compare import GraphFault
 from otel_torch.graph.graph import NOTHING
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Parameter
+from otel_torch.parity.call_graph import Parameter, Role
 from otel_torch.parity.compared_calls import ComparedCalls
 from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.parameters import ParameterPair
@@ -28,7 +28,8 @@ def weights_at(compared: ComparedCalls, found: GraphFault) -> list[ParameterPair
             differ = _that_differ(compared.alignment, birth) if isinstance(birth, Parameter) else []
             if any(weight.differs for weight in differ):
                 return differ
-    return []
+    role = compared.first_role(1, found.port)
+    return [] if role is None else _tied(compared.alignment, role)
 
 
 def kinds_that_differ_in_all(alignment: Alignment) -> set[str]:
@@ -57,6 +58,31 @@ def _read_surely(compared: ComparedCalls, side: int, node: int) -> list[int]:
         if isinstance(birth := graph.births[value], Parameter)
         if call is not None and birth.module_path == call.module_path
     ]
+
+
+def _tied(alignment: Alignment, made: Role) -> list[ParameterPair]:
+    """Return the weights that differ of a module that returns what it should, if they may be
+    those of a head as well: one row for each channel of the output.
+    """
+    shape = made.row.get("shape")
+    if made.side != "output" or not isinstance(shape, list) or not shape:
+        return []
+    if not made.call.children and made.call.module_path in alignment.modules.owners.port:
+        return []
+    for (_, module), weights in alignment.modules.weights.items():
+        differ = [weight for weight in weights if weight.differs]
+        is_wide = any(
+            weight.port[0].shape[:1] == (shape[-1],) and len(weight.port[0].shape) > 1
+            for weight in differ
+        )
+        outputs = [
+            pair
+            for pair in alignment.pairs
+            if pair.is_output and pair.port[0].call.module_path == module
+        ]
+        if is_wide and outputs and all(pair.is_right for pair in outputs):
+            return differ
+    return []
 
 
 def _that_differ(alignment: Alignment, parameter: Parameter) -> list[ParameterPair]:
