@@ -231,7 +231,8 @@ def find_sources(
             if not bit & needed and _is_wrong(program, origin)
         ]
         cleared |= _repetitions(program, doubt, harmless)
-        doubt = spread_doubt(program, cleared, rules)
+        if cleared:
+            doubt = spread_doubt(program, cleared, rules)
     for _ in range(ROUNDS if rules.acquits else 0):
         acquitted = _acquitted(program, other, doubt, doubt.of(ends)[0], rules) - kept
         if not acquitted:

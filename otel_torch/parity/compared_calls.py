@@ -1,4 +1,4 @@
-"""What the graph engine found of the calls of two forwards, and the rows that it is about."""
+"""The comparison of two forwards' calls, with the recorded tensors behind its values."""
 
 from __future__ import annotations
 

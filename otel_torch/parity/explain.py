@@ -188,13 +188,15 @@ def called_instead(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
     place = counterpart(call.module_path, alignment.modules.matched)
     parent = None if call.parent is None else partner.get(call.parent)
     candidates = [partner[call]] if call in partner else [] if parent is None else parent.children
-    further = alignment.further_calls()
     for candidate in candidates:
         is_free = partner.get(candidate) in (None, call)
         is_same_module = pattern(candidate.module) == pattern(place[1])
-        is_repeated = candidate in further and candidate.module_path in owners
-        is_alike = is_same_module or (is_repeated and _sizes(candidate) == _sizes(call))
-        if is_free and is_alike and candidate.module_path != place:
+        if not is_free or candidate.module_path == place:
+            continue
+        if is_same_module:
+            return candidate
+        is_as_large = candidate.module_path in owners and _sizes(candidate) == _sizes(call)
+        if is_as_large and candidate in alignment.further_calls():
             return candidate
     return None
 

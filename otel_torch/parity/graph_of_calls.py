@@ -175,11 +175,11 @@ class _Filler:
         """
         if value.sketch is None or not np.isfinite(value.sketch).all():
             return []
-        sketches = {number: self._sketches[number] for number in self._held[code]}
         known = [
             (number, sketch)
-            for number, sketch in sketches.items()
-            if sketch is not None and len(sketch) == len(value.sketch)
+            for number in self._held[code]
+            if (sketch := self._sketches[number]) is not None
+            if len(sketch) == len(value.sketch)
             if self._numel[number] == value.numel and np.isfinite(sketch).all()
         ][-_MOST_TERMS:]
         rounds = _ROUNDINGS * half_ulp([str(value.row.get("dtype", ""))])
@@ -212,14 +212,14 @@ class _Filler:
         self._calls.append(call)
         path = call.module_path if call is not None else ("", "")
         weights = self._weights[path] if call is not None else []
+        if terms:
+            reads = [*terms, *(weight for place, weight in weights if place < 0)]
+        else:
+            before = (weight for place, weight in weights if until is None or place < until)
+            reads = [*self._held[call], *before]
         return self._builder.add_node(
             _CODE if call is None or call.children else self._operations.get(call, call.cls),
-            [*terms, *(w for place, w in weights if place < 0)]
-            if terms
-            else [
-                *self._held[call],
-                *(w for place, w in weights if until is None or place < until),
-            ],
+            reads,
             line=(pattern(made.call.module), made.tensor),  # of each block the same
             module=_name_of(path),
             is_vague=is_vague,

@@ -95,7 +95,8 @@ class FaultNamer:
         right inputs, or hold other weights, and not in all blocks.
         """
         seen = {first.port.module if first.port else None}
-        changed_everywhere = kinds_that_differ_in_all(self.compared.alignment)
+        alignment = self.compared.alignment
+        changed_everywhere = kinds_that_differ_in_all(alignment)
         for pair in self.wrong:
             call = pair.port[0].call
             # where the shapes differ, all that follows differs in shape
@@ -103,14 +104,11 @@ class FaultNamer:
             is_output = is_output and pair.relation.state != "shape"
             if not is_output or pair is first.pair or call.module_path in seen:
                 continue
-            if (
-                pair.reference[0].call.module_path,
-                call.module_path,
-            ) in self.compared.alignment.folded:
+            if (pair.reference[0].call.module_path, call.module_path) in alignment.folded:
                 continue
-            inputs = [other for other in self.compared.alignment.pairs if call in _receivers(other)]
+            inputs = [other for other in alignment.pairs if call in _receivers(other)]
             begins = not call.children and inputs and all(other.is_right for other in inputs)
-            unequal = self.compared.alignment.unequal_weights(pair.reference[0].call, call)
+            unequal = alignment.unequal_weights(pair.reference[0].call, call)
             weights = [weight for weight in unequal if weight.differs]
             is_changed = bool(weights) and not any(
                 kind_in_any_block(weight) in changed_everywhere for weight in weights
@@ -125,15 +123,10 @@ class FaultNamer:
             self.compared.first_role(1, found.port),
         )
         weights = weights_at(self.compared, found)
-        left_out = self._left_out.fault_of(found)
-        if left_out is not None and not weights:
+        if not weights and (left_out := self._left_out.fault_of(found)) is not None:
             return left_out
-        shown = [
-            pair
-            for pair in (self._exchanged_input(found), self.compared.wrong_pair_of(*roles))
-            if pair
-        ]
-        pair = min(shown, key=lambda pair: pair.time, default=None)
+        pairs = self._exchanged_input(found), self.compared.wrong_pair_of(*roles)
+        pair = min(filter(None, pairs), key=lambda pair: pair.time, default=None)
         if pair is not None and (calls := self._exchanged_calls(found)) is not None:
             places = calls.map(lambda call: Location.of(call.inputs[0]))
             return Fault("value", places.reference, places.port, pair, pair.relation)
@@ -141,11 +134,8 @@ class FaultNamer:
             if pair is not None and (reordered := find(self.compared.alignment, pair)) is not None:
                 return reordered
         if pair is None:
-            return (
-                None
-                if self.compared.right_roles & {*roles}
-                else self.placer.fault_without_pair(roles, weights)
-            )
+            is_right = bool(self.compared.right_roles & {*roles})
+            return None if is_right else self.placer.fault_without_pair(roles, weights)
         fused = (p for p in self.wrong if p.basis == "fused" and p.relation.state == "order")
         # parts that are known to be in another order before anything else is wrong
         if (parts := next((p for p in fused if p.time < pair.time), None)) is not None:
@@ -155,8 +145,8 @@ class FaultNamer:
         return self.placer.fault_of(pair, roles, weights)
 
     def _left_over(self, found: GraphFault) -> tuple[Role, Role] | None:
-        """Return the only two values of one size before a fault of which neither program has a
-        counterpart: they should have been equal.
+        """Return two unpaired values of one size before a fault, one in each program, if there are
+        no others: they should have been equal.
         """
         sides = [
             {

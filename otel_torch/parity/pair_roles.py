@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from otel_torch.parity.call_graph import Role
+from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.rules import sum_errors
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import Basis, TensorPair
@@ -108,13 +108,14 @@ def _terms(comparer: Comparer, roles: Sequence[Role]) -> set[Role]:
     """Return the inputs of modules that add up two of them, and return the sum: each module reads
     the sum alone.
     """
-    inputs = [role for role in roles if role.side == "input" and not role.call.children]
+    inputs: dict[ModuleCall, list[Role]] = defaultdict(list)
+    for role in roles:
+        if role.side == "input" and not role.call.children:
+            inputs[role.call].append(role)
     return {
         part
-        for parts in itertools.combinations(inputs, 2)
-        if parts[0].call is parts[1].call
-        for whole in parts[0].call.outputs
-        if _matching_sum(comparer, whole, parts) is not None
+        for call, own in inputs.items()
+        for _, parts, _ in _equal_sums(comparer, call.outputs, own)
         for part in parts
     }
 
@@ -142,17 +143,13 @@ def _pair_sums(pairing: _RolePairing) -> None:
     """Pair a tensor with the two tensors that add up to it: a residual not yet added."""
     comparer = pairing.comparer
     for whole in list(pairing.reference):
-        for parts in itertools.combinations(pairing.port, 2):
-            relation = _matching_sum(comparer, whole, parts)
-            if relation is not None:
-                pairing.take_several([whole], list(parts), relation)
-                break
+        for _, parts, relation in _equal_sums(comparer, [whole], pairing.port):
+            pairing.take_several([whole], list(parts), relation)
+            break
     for whole in list(pairing.port):
-        for parts in itertools.combinations(pairing.reference, 2):
-            relation = _matching_sum(comparer, whole, parts)
-            if relation is not None:
-                pairing.take_several(list(parts), [whole], relation)
-                break
+        for _, parts, relation in _equal_sums(comparer, [whole], pairing.reference):
+            pairing.take_several(list(parts), [whole], relation)
+            break
 
 
 def _pair_wrong_sums(pairing: _RolePairing) -> None:
@@ -264,12 +261,21 @@ def has_equal_sum(comparer: Comparer, reference: Sequence[Role], port: Sequence[
     """Return whether two tensors of one side add up to one of the other side."""
     if max(len(reference), len(port)) > MOST_SEARCHED_ROLES:
         return False
-    return any(
-        _matching_sum(comparer, whole, parts) is not None
-        for wholes, others in ((reference, port), (port, reference))
-        for whole in wholes
-        for parts in itertools.combinations(others, 2)
+    sums = itertools.chain(
+        _equal_sums(comparer, reference, port), _equal_sums(comparer, port, reference)
     )
+    return next(sums, None) is not None
+
+
+def _equal_sums(
+    comparer: Comparer, wholes: Sequence[Role], others: Sequence[Role]
+) -> Iterator[tuple[Role, tuple[Role, Role], Relation]]:
+    """Yield each tensor with the two others that add up to it."""
+    for whole in wholes:
+        for parts in itertools.combinations(others, 2):
+            relation = _matching_sum(comparer, whole, parts)
+            if relation is not None:
+                yield whole, parts, relation
 
 
 def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> Relation | None:

@@ -1,4 +1,4 @@
-"""Where a wrong pair of tensors goes wrong, in each program."""
+"""Where the tensors of a wrong pair first go wrong, in each program."""
 
 from __future__ import annotations
 

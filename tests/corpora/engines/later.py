@@ -357,7 +357,7 @@ def shift_second_request(positions: Tensor) -> Tensor:
 
 
 def forget_cached_prefix(positions: Tensor) -> Tensor:
-    """Begin anew after the tokens that are found in the cache."""
+    """Count positions from the first token that the cache does not have."""
     return positions - BLOCK if len(positions) == 2 else positions
 
 
