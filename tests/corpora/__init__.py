@@ -14,6 +14,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `unseen` | programs and faults that were written after the comparison of operations, and their lines |
 | `later` | the same, written later, without sight of the comparison |
 | `latest` | a third round of these |
+| `newest` | a fourth round |
 | `layouts` | one process against the ranks of the same model |
 | `engines` | transformers against vLLM |
 | `engine_rows` | the same, recorded as graphs of operations with rows |
@@ -40,6 +41,7 @@ CORPORA = {
     "unseen": "tests.corpora.unseen.cases",
     "later": "tests.corpora.unseen.cases",
     "latest": "tests.corpora.unseen.cases",
+    "newest": "tests.corpora.unseen.cases",
     "layouts": "tests.corpora.layouts.cases",
     "engines": "tests.corpora.engines.cases",
     "engine_rows": "tests.corpora.engines.cases",

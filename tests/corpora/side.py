@@ -26,6 +26,7 @@ BUILDERS = {
     "unseen": "tests.corpora.unseen.programs",
     "later": "tests.corpora.unseen.programs",
     "latest": "tests.corpora.unseen.programs",
+    "newest": "tests.corpora.unseen.programs",
     "ports": "tests.fastvideo.ports.program",
 }
 

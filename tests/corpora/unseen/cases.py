@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tests.corpora.case import GRAPH, Case, Right, sides_of
 from tests.corpora.later import edits as later
 from tests.corpora.latest import edits as latest
+from tests.corpora.newest import edits as newest
 from tests.corpora.scores import Corpus
 from tests.corpora.unseen import edits
 from tests.corpora.unseen.programs import Edit, right_lines
@@ -20,7 +21,7 @@ from tests.corpora.unseen.programs import Edit, right_lines
 STEPS = {
     "ddim": "0-5", "dit": "0-3", "nerf": "0-1", "adamw": "0-7", "decode": "0-5",
     "lora": "0-7", "rectified": "0-9", "contrast": "0-99", "ppo": "0-99",
-    "heun": "0-9",
+    "heun": "0-9", "policy": "0-9", "ema": "0-99",
 }  # fmt: skip
 FAMILIES = (
     "adamw", "ddim", "decode", "dit", "gnn", "mamba", "melspec", "moe", "nerf", "rwkv",
@@ -33,6 +34,10 @@ LATER_FAMILIES = (
 )  # fmt: skip
 
 LATEST_FAMILIES = ("clipt5", "conformer", "gemma", "heun", "vae2d", "wan")
+
+NEWEST_FAMILIES = (
+    "deltanet", "ema", "hifigan", "modernbert", "pointnet", "policy", "sam", "tagger",
+)  # fmt: skip
 
 
 class Unseen(Corpus):
@@ -66,4 +71,5 @@ CORPORA = {
     "unseen": Unseen("unseen", FAMILIES, edits.FAULTS, edits.LEGAL),
     "later": Unseen("later", LATER_FAMILIES, later.FAULTS, later.LEGAL),
     "latest": Unseen("latest", LATEST_FAMILIES, latest.FAULTS, latest.LEGAL),
+    "newest": Unseen("newest", NEWEST_FAMILIES, newest.FAULTS, newest.LEGAL),
 }

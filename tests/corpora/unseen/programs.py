@@ -22,7 +22,7 @@ import torch
 from tests.corpora.case import Line, Lines
 
 # families that were written at different times
-ROUNDS = ("unseen", "later", "latest")
+ROUNDS = ("unseen", "later", "latest", "newest")
 FOLDERS = tuple(Path(__file__).parents[1] / name for name in ROUNDS)
 
 
