@@ -18,6 +18,7 @@ from tests.corpora.laws import (  # noqa: F401  each enters its programs in the 
     ranks,
     second_broken,
     second_healthy,
+    third,
     traincheck,
 )
 from tests.corpora.laws.program import PROGRAMS as PROGRAMS
