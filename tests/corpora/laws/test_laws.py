@@ -37,6 +37,10 @@ MISJUDGED: dict[str, set[str]] = LOOK_LIKE_MISTAKES | {
     "wrapped_anew_in_every_second_step": set(),
     # the parts of a split model differ anyway; its norms are on all ranks
     "norms_of_split_layers_clipped_on_rank_0_alone": set(),
+    # what was loaded is as it was, and belongs to no model any more
+    "layers_exchanged_for_some_without_biases_after_loading": set(),
+    # dropout that stays on below a root in eval mode may be meant
+    "training_set_to_false_at_the_root_alone": set(),
 }
 # of which hooks see less, or another law
 BEYOND_HOOKS = {
