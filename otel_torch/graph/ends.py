@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def _same_names(programs: Programs, counts: list[list[int]]) -> list[tuple[int, 
 
 def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> bool:
     """Return whether two ends of one name are not the same, or say nothing yet."""
-    if _is_elsewhere(programs, pair) or _is_term(programs, pair):
+    if _is_elsewhere(programs, pair) or _is_term(programs, pair) or _is_on_the_way(programs, pair):
         return True
     same = [other for other in ends if pair.reference == other.reference or pair.port == other.port]
     return len(same) > 1 and _is_of_another_rank(programs, pair, ends)
@@ -177,6 +178,20 @@ def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     if not any(program.readers[value] for program, value in _in_programs(programs, pair)):
         return False
     return pair.error == np.inf or _are_other_ends(programs, _values_of(programs, pair))
+
+
+def _is_on_the_way(programs: Programs, pair: EndPair) -> bool:
+    """Return whether only one program goes on with what a model returned, to a result of the shape
+    that the other one ends with, and calls the model more often: a sampler may be a model, too.
+    """
+    for (program, value), (other, last) in permutations(_in_programs(programs, pair)):
+        graph = program.graph
+        results = [end for end in graph.ends.tolist() if not program.readers[end]]
+        is_a_result = other.graph.values.shape[last] in [graph.values.shape[end] for end in results]
+        calls_more = sum(map(bool, graph.end_names)) > sum(map(bool, other.graph.end_names))
+        if program.readers[value] and not other.readers[last] and calls_more and is_a_result:
+            return True
+    return False
 
 
 def _are_other_ends(programs: Programs, values: Sequence[int]) -> bool:

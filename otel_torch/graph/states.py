@@ -121,22 +121,25 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
 
 
 def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
-    """Return whether most weights are used as often in both programs. Else one of them goes through
-    its tokens or its batch in more parts than the other.
+    """Return whether both programs make results of the same sizes with most weights. Else one of
+    them goes through its tokens or its batch in more parts than the other, or through paddings.
     """
-    uses: list[dict[int, int]] = [{}, {}]
-    for counts, program in zip(uses, programs, strict=True):
+    uses: list[dict[int, list[int]]] = [{}, {}]
+    for sizes, program in zip(uses, programs, strict=True):
         is_weight = (program.graph.values.maker < 0) & program.is_informed
         for value in np.flatnonzero(is_weight & (program.state == RIGHT)).tolist():
-            group = int(program.side.group[value])
-            counts[group] = counts.get(group, 0) + _count_uses(program, value)
+            sizes.setdefault(int(program.side.group[value]), []).extend(
+                _sizes_made_with(program, value)
+            )
     common = uses[0].keys() & uses[1].keys()
-    unequal = sum(uses[0][group] != uses[1][group] for group in common)
+    unequal = sum(sorted(uses[0][group]) != sorted(uses[1][group]) for group in common)
     return 2 * unequal <= len(common)
 
 
-def _count_uses(program: ComparedProgram, value: int) -> int:
-    """Return how many operations compute with a value, or with what only moves it."""
+def _sizes_made_with(program: ComparedProgram, value: int) -> list[int]:
+    """Return how many elements each operation makes that computes with a value, or with what only
+    moves it.
+    """
     nodes: set[int] = set()
     waiting = [value]
     while waiting:
@@ -145,7 +148,12 @@ def _count_uses(program: ComparedProgram, value: int) -> int:
         for node in new:
             if program.graph.nodes.moves[node]:
                 waiting += program.makes[node]
-    return sum(not program.graph.nodes.moves[node] for node in nodes)
+    numel = program.graph.values.numel
+    return [
+        sum(int(numel[made]) for made in program.makes[node])
+        for node in nodes
+        if not program.graph.nodes.moves[node]
+    ]
 
 
 def make_programs(

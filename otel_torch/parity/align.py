@@ -17,7 +17,7 @@ rotation `blocks.0.rope` without parameters:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,10 +90,8 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
     _pair_calls_of_paired_modules(alignment)
     _pair_tensors_of_paired_calls(alignment)
     _pair_fused_modules(alignment)
-    _pair_modules_alike(alignment)
-    _pair_modules_with_equal_inputs(alignment)
-    _pair_only_modules_of_a_class(alignment)
-    _pair_inputs_of_namesakes(alignment)
+    for name_of in (_short_name, _class_of_leaf):
+        _pair_namesakes(alignment, name_of)
     alignment.pairs.sort(key=lambda pair: pair.time)
     return alignment
 
@@ -148,14 +146,8 @@ def _pair_in_order(
     alignment: Alignment,
     reference: Sequence[ModuleCall],
     port: Sequence[ModuleCall],
-    *,
-    by_input: bool = False,
 ) -> list[tuple[ModuleCall, ModuleCall]]:
-    """Pair calls of one module in order; if one side has more, first those with equal inputs.
-
-    Args:
-        by_input: then only those.
-    """
+    """Pair calls of one module in order; if one side has more, first those with equal inputs."""
     if len(reference) == len(port):
         return list(zip(reference, port, strict=True))
     pairs: list[tuple[ModuleCall, ModuleCall]] = []
@@ -168,7 +160,7 @@ def _pair_in_order(
         else:
             pairs.append((call, match))
             remaining.remove(match)
-    return pairs if by_input else pairs + list(zip(unmatched, remaining, strict=False))
+    return pairs + list(zip(unmatched, remaining, strict=False))
 
 
 def _share_input(comparer: Comparer, reference: ModuleCall, port: ModuleCall) -> bool:
@@ -198,13 +190,9 @@ def _pair_tensors_of_paired_calls(alignment: Alignment) -> None:
 
 
 def _pair_fused_modules(alignment: Alignment) -> None:
-    """Pair a fused module with its parts: they share the input, and their outputs make its own.
-
-    Calls inside a block that only one side calls again are left out.
-    """
-    further = alignment.further_calls()
+    """Pair a fused module with its parts: they share the input, and their outputs make its own."""
     reference, port = Sides(alignment.reference, alignment.port).map(
-        lambda side: _by_module(_calls_outside(side, further))
+        lambda side: _by_module(side.calls)
     )
     for whole, parts in alignment.modules.parts.items():
         part_calls = [reference.get(part, []) for part in parts]
@@ -270,184 +258,60 @@ def _statistics_or_zero(role: Role) -> Floats:
 # --------------------------------------------------------------------------------------------------
 
 
-def _pair_modules_alike(alignment: Alignment) -> None:
-    """Pair calls of one name in paired containers; their outputs only if all inputs are equal."""
-    ports = _unpaired_by_container(alignment, alignment.port)
-    for key, calls in _unpaired_by_container(alignment, alignment.reference).items():
-        # a name alone is weak evidence: if one side has more calls, only equal inputs pair them
-        for reference, port in _pair_in_order(alignment, calls, ports.get(key, []), by_input=True):
-            _pair_calls(alignment, reference, port)
-            if reference.module_path in alignment.modules.matched:
-                continue
-            inputs = pair_roles(alignment.comparer, reference.inputs, port.inputs, "alike")
-            alignment.pairs += inputs
-            are_all_paired = len(inputs) == len(reference.inputs) == len(port.inputs)
-            if inputs and are_all_paired and _are_equal(inputs):
-                alignment.pairs += pair_roles(
-                    alignment.comparer, reference.outputs, port.outputs, "alike"
-                )
+def _pair_namesakes(alignment: Alignment, name_of: Callable[[ModuleCall], str]) -> None:
+    """Pair calls of one name in paired containers; their outputs only if all inputs are equal.
 
-
-def _unpaired_by_container(
-    alignment: Alignment, program: Program
-) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
-    """Group unpaired calls by (the port's call of the innermost paired container, short name)."""
-    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
-    for call in _pairable_calls(alignment, program):
-        if call not in alignment.partner:
-            container = _paired_container(alignment, call)
-            if container is not None:
-                groups[_port_call(alignment, container), _short_name(call)].append(call)
-    return groups
-
-
-def _port_call(alignment: Alignment, call: ModuleCall) -> ModuleCall:
-    """Return the port's call of a pair of calls, of which one is given."""
-    return alignment.calls.get(call, call)
-
-
-def _pair_inputs_of_namesakes(alignment: Alignment) -> None:
-    """Pair the computed inputs of modules of one name in paired containers.
-
-    One of them may have parameters and the other none.
+    One of them may have parameters, and be paired with another call: then only inputs are.
     """
-    ports = _with_inputs_by_container(alignment, alignment.port)
-    partner = alignment.partner
-    for key, calls in _with_inputs_by_container(alignment, alignment.reference).items():
-        matches = ports.get(key, [])
-        if len(calls) != len(matches):
+    ports = _by_container_and_name(alignment, alignment.port, name_of)
+    references = _by_container_and_name(alignment, alignment.reference, name_of)
+    partner, comparer = alignment.partner, alignment.comparer
+    for key, calls in references.items():
+        if len(calls) != len(ports.get(key, [])):  # a name alone is weak evidence
             continue
-        for reference, port in zip(calls, matches, strict=True):
+        for reference, port in zip(calls, ports[key], strict=True):
             if reference in partner and port in partner:
                 continue
-            alignment.pairs += pair_roles(
-                alignment.comparer,
-                computed_roles(reference.inputs),
-                computed_roles(port.inputs),
-                "alike",
+            are_free = reference not in partner and port not in partner
+            _pair_calls(alignment, reference, port)
+            given = Sides(reference.inputs, port.inputs)
+            inputs = pair_roles(
+                comparer, *(given if are_free else given.map(computed_roles)), "alike"
             )
+            alignment.pairs += inputs
+            are_equal = all(pair.relation.state == "equal" for pair in inputs)
+            are_all = len(inputs) == len(reference.inputs) == len(port.inputs)
+            if inputs and are_free and are_equal and are_all:
+                alignment.pairs += pair_roles(comparer, reference.outputs, port.outputs, "alike")
 
 
-def _with_inputs_by_container(
-    alignment: Alignment, program: Program
+def _by_container_and_name(
+    alignment: Alignment, program: Program, name_of: Callable[[ModuleCall], str]
 ) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
-    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
-    for call in _pairable_calls(alignment, program):
-        container = _paired_container(alignment, call)
-        if container is not None and call.inputs:
-            groups[_port_call(alignment, container), _short_name(call)].append(call)
-    return groups
-
-
-def _pair_modules_with_equal_inputs(alignment: Alignment) -> None:
-    """Pair leaf modules without parameters that compute from equal inputs, whatever their names."""
-    ports = [
-        call
-        for call in _pairable_calls(alignment, alignment.port)
-        if _is_unpaired_leaf(alignment, call)
-    ]
-    references = [
-        call
-        for call in _pairable_calls(alignment, alignment.reference)
-        if _is_unpaired_leaf(alignment, call)
-    ]
-    for reference in references:
-        inputs = computed_roles(reference.inputs)
-        candidates = [
-            port
-            for port in ports
-            if port not in alignment.partner
-            and len(inputs) == len(computed_roles(port.inputs))
-            and _are_in_paired_calls(alignment, reference, port)
-        ]
-        for port in candidates:
-            outputs = _outputs_of_equal_inputs(alignment, reference, port)
-            if outputs:
-                _pair_calls(alignment, reference, port)
-                alignment.pairs += outputs
-                break
-
-
-def _pair_only_modules_of_a_class(alignment: Alignment) -> None:
-    """Pair the inputs of unpaired leaf modules, the only ones of their class in paired containers.
-
-    Their inputs differ, so they are wrong: an activation of one program has another name there.
+    """Group calls by (the port's call of the innermost paired container, name), without those that
+    the user's map keeps unpaired, or that run in a further call of a block.
     """
-    ports = _unpaired_leaves_by_class(alignment, alignment.port)
-    for key, calls in _unpaired_leaves_by_class(alignment, alignment.reference).items():
-        if len(calls) == len(ports.get(key, [])) == 1:
-            reference, port = calls[0], ports[key][0]
-            inputs = pair_roles(alignment.comparer, reference.inputs, port.inputs, "alike")
-            if inputs:
-                _pair_calls(alignment, reference, port)
-                alignment.pairs += inputs
-
-
-def _unpaired_leaves_by_class(
-    alignment: Alignment, program: Program
-) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
-    """Group unpaired leaf calls by (the port's call of the innermost paired container, class)."""
-    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
-    for call in _pairable_calls(alignment, program):
-        container = _paired_container(alignment, call)
-        if container is not None and _is_unpaired_leaf(alignment, call):
-            groups[_port_call(alignment, container), call.cls].append(call)
-    return groups
-
-
-def _outputs_of_equal_inputs(
-    alignment: Alignment, reference: ModuleCall, port: ModuleCall
-) -> list[TensorPair]:
-    """Return the pairs of outputs of two calls, [] unless all their computed inputs are equal."""
-    inputs = computed_roles(reference.inputs)
-    pairs = pair_roles(alignment.comparer, inputs, computed_roles(port.inputs), "alike")
-    if len(pairs) != len(inputs) or not _are_equal(pairs):
-        return []
-    outputs = Sides(reference, port).map(lambda call: computed_roles(call.outputs))
-    return pair_roles(alignment.comparer, *outputs, "alike")
-
-
-def _are_equal(pairs: Iterable[TensorPair]) -> bool:
-    return all(pair.relation.state == "equal" for pair in pairs)
-
-
-def _pairable_calls(alignment: Alignment, program: Program) -> list[ModuleCall]:
-    """Return the calls of a program that may have a counterpart.
-
-    Those have none that the user's map keeps unpaired, or that run in a further call of a block.
-    """
+    further = alignment.further_calls()
     unpaired = alignment.modules.unpaired[0 if program is alignment.reference else 1]
-    calls = _calls_outside(program, alignment.further_calls())
-    return [call for call in calls if call.module_path not in unpaired]
+    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
+    for call in program.calls:
+        container = paired_container(alignment.partner, call)
+        is_repeated = not further.isdisjoint(enclosing_calls(call))
+        if container is not None and call.module_path not in unpaired and not is_repeated:
+            port = alignment.calls.get(container, container)
+            groups[port, name_of(call)].append(call)
+    return groups
 
 
-def _calls_outside(program: Program, excluded: set[ModuleCall]) -> list[ModuleCall]:
-    """Return the calls of a program that run in none of the excluded ones."""
-    if not excluded:
-        return program.calls
-    return [call for call in program.calls if excluded.isdisjoint(enclosing_calls(call))]
+def _class_of_leaf(call: ModuleCall) -> str:
+    """Return what an activation of another name is known by; other calls by their own names."""
+    return call.module if call.children else call.cls
 
 
-def _is_unpaired_leaf(alignment: Alignment, call: ModuleCall) -> bool:
-    """Return whether a call is an unpaired leaf that computes one tensor, and no identity."""
-    if call in alignment.partner or call.children:
-        return False
-    if any(word in call.cls.lower() for word in ("identity", "dropout", "droppath")):
-        return False
-    return bool(computed_roles(call.inputs)) and len(computed_roles(call.outputs)) == 1
-
-
-def _are_in_paired_calls(alignment: Alignment, reference: ModuleCall, port: ModuleCall) -> bool:
-    """Return whether two calls are made in a pair of calls.
-
-    For modules of different classes, that pair must be a part of the model, not the whole.
-    """
-    enclosing = set(enclosing_calls(port))
-    pairs = (c for c in enclosing_calls(reference) if alignment.partner.get(c) in enclosing)
-    innermost = next(pairs, None)
-    if innermost is None:
-        return False
-    return innermost.parent is not None or reference.cls == port.cls
+def _short_name(call: ModuleCall) -> str:
+    """Return the last component of a module's name, with its parent's if it is an index."""
+    parts = pattern(call.module).split(".")
+    return parts[-1] if parts[-1] != "*" else ".".join(parts[-2:])
 
 
 def enclosing_calls(call: ModuleCall) -> Iterator[ModuleCall]:
@@ -458,16 +322,6 @@ def enclosing_calls(call: ModuleCall) -> Iterator[ModuleCall]:
         parent = parent.parent
 
 
-def _paired_container(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
-    return paired_container(alignment.partner, call)
-
-
 def paired_container(partner: dict[ModuleCall, ModuleCall], call: ModuleCall) -> ModuleCall | None:
     """Return the innermost enclosing call that has a partner, or None."""
     return next((outer for outer in enclosing_calls(call) if outer in partner), None)
-
-
-def _short_name(call: ModuleCall) -> str:
-    """Return the last component of a module's name, with its parent's if it is an index."""
-    parts = pattern(call.module).split(".")
-    return parts[-1] if parts[-1] != "*" else ".".join(parts[-2:])

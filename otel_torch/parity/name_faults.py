@@ -209,7 +209,10 @@ class FaultNamer:
         calls = Sides(first, second)
         match = self.compared.alignment.partner.get(calls.reference)
         is_other = match is not None and match.module_path != calls.port.module_path
-        are_alike = match is not None and pattern(match.module) == pattern(calls.port.module)
+        are_alike = match is not None and (match.cls, pattern(match.module)) == (
+            calls.port.cls,
+            pattern(calls.port.module),
+        )
         inputs = calls.reference.inputs, calls.port.inputs
         is_given = reads[0] & reads[1] or has_equal_sum(self.compared.alignment.comparer, *inputs)
         is_given = is_given and all(inputs)
