@@ -19,9 +19,15 @@ QUICK_OF_LATEST = (
     "clipt5_causal_mask_by_the_library", "conformer", "vae2d_shift_undone_before_the_scale",
     "vae2d_upsampled_by_an_index", "wan_query_and_key_norm_per_head", "wan_feed_forward_of_a_folded_scale",
 )  # fmt: skip
+# the fourth: a sampler that is a model, windows, recurrence
+QUICK_OF_NEWEST = (
+    "policy", "policy_one_plan_after_another", "deltanet_memory_read_before_it_fades", "sam",
+    "sam_distances_of_scaled_queries", "tagger_second_bias_forgotten",
+)  # fmt: skip
 
 board = fixture_of(corpus_of("later"))
 latest_board = fixture_of(corpus_of("latest"))
+newest_board = fixture_of(corpus_of("newest"))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -34,7 +40,14 @@ def test_so_they_are_in_the_third_round(latest_board: Board, name: str) -> None:
     check_line(latest_board, name, "")
 
 
-@pytest.mark.parametrize(("corpus", "clean", "faults"), [("later", 30, 60), ("latest", 12, 30)])
+@pytest.mark.parametrize("name", QUICK_OF_NEWEST)
+def test_so_they_are_in_the_fourth_round(newest_board: Board, name: str) -> None:
+    check_line(newest_board, name, "")
+
+
+@pytest.mark.parametrize(
+    ("corpus", "clean", "faults"), [("later", 30, 60), ("latest", 12, 30), ("newest", 29, 40)]
+)
 def test_the_corpora_are_large_enough(corpus: str, clean: int, faults: int) -> None:
     cases = corpus_of(corpus).cases
     assert sum(case.clean for case in cases.values()) == clean

@@ -100,3 +100,36 @@ def test_weights_tell_whether_programs_go_through_rows_in_other_parts() -> None:
     for parts, is_equal in ((1, True), (2, False)):
         comparison = compare_graphs(through_weights(1), through_weights(parts))
         assert comparison.is_match and use_weights_equally(comparison.programs) == is_equal
+
+
+def through_paddings(rows: int) -> Graph:
+    """Return the products of some rows, of which those behind `rows` are cut off at the end."""
+    writer = Writer()
+    x = writer.leaf("x", X[:rows], "input")
+    made = writer.op("mm", writer.op("mm", x, writer.leaf("v", W + 1)), writer.leaf("w", W))
+    writer.end("out", writer.op("slice", made, 0, 0, 2) if rows > 2 else made)
+    return writer.finish()
+
+
+def test_weights_tell_whether_one_program_goes_through_paddings() -> None:
+    comparison = compare_graphs(through_paddings(len(X)), through_paddings(2))
+    assert comparison.is_match and not use_weights_equally(comparison.programs)
+
+
+def refined(factor: float, *, is_model: bool) -> Graph:
+    """Return what a sampler makes of two guesses of a model; it may be a model itself."""
+    writer = Writer()
+    x, w = writer.leaf("x", X @ W, "input"), writer.leaf("w", W)
+    for _ in range(2):
+        guess = writer.op("mm", x, w)
+        if not is_model:
+            writer.end("out", guess)
+        x = writer.at("step").op("mul.scalar", writer.op("add", x, guess), factor)
+    writer.end("out" if is_model else "", x)
+    return writer.finish()
+
+
+def test_a_sampler_may_be_a_model_itself() -> None:
+    assert compare_graphs(refined(0.5, is_model=False), refined(0.5, is_model=True)).is_match
+    comparison = compare_graphs(refined(0.5, is_model=False), refined(0.7, is_model=True))
+    assert lines(comparison) == ["step"]
