@@ -46,9 +46,6 @@ from otel_torch.parity.tolerance import END_FACTOR, SINGLE
 from otel_torch.parity.values import Relation, shapes_match
 from otel_torch.recording.isolation_pairing import Slot
 
-# how much more than another operation attention may be off in single precision: a rounding error
-# of a score is a relative error of its exponential, whatever the size of the score
-_SCORES_GROWTH = 10.0
 # an error this much larger than a first fault's belongs to another fault, and how many are searched
 _FORGIVEN, _MOST_FAULTS = 20.0, 20
 # how much larger than every earlier error it must be
@@ -336,30 +333,10 @@ def _grow_pairs(alignment: Alignment) -> None:
         and not any(role.value in floors for role in pair.reference)
         for pair in pairs
     ]
-    _grow_attention(list(compress(pairs, can_grow)))
     error, limit = errors_of(pairs), np.array([pair.relation.limit for pair in pairs])
     right = np.array([pair.is_right for pair in pairs])
     for index, grown in grow_limits(error, limit, right, np.array(can_grow)):
         pairs[index].relation = Relation("equal", pairs[index].relation.error, grown)
-
-
-def _grow_attention(pairs: Sequence[TensorPair]) -> None:
-    """Raise the limits of attention in single precision, in place."""
-    for pair in pairs:
-        error, limit = pair.relation.error, _SCORES_GROWTH * pair.relation.limit
-        is_close = error is not None and error <= limit <= _SCORES_GROWTH * SINGLE
-        if is_close and _is_made_by_attention(pair.reference):
-            pair.relation = Relation("equal", error, limit)
-
-
-def _is_made_by_attention(roles: Sequence[Role]) -> bool:
-    """Return whether tensors are outputs of a call that receives a query and a key."""
-    births = [role.value.birth for role in roles]
-    return all(
-        birth.side == "output"
-        and {"query", "key"} <= {given.row.get("argument") for given in birth.call.inputs}
-        for birth in births
-    )
 
 
 def errors_of(pairs: Sequence[TensorPair]) -> Floats:

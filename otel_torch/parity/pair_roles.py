@@ -120,25 +120,6 @@ def _terms(comparer: Comparer, roles: Sequence[Role]) -> set[Role]:
     }
 
 
-def _undo_exchanges(pairing: _RolePairing) -> None:
-    """Pair equal tensors by name if two names are exchanged: q passed as k, and k as q.
-
-    Both are faults, though each tensor has an equal one on the other side.
-    """
-    pairs, comparer = pairing.pairs, pairing.comparer
-    for first, second in itertools.permutations(list(pairs), 2):
-        if first not in pairs or second not in pairs:
-            continue
-        a, b, c, d = first.reference[0], first.port[0], second.reference[0], second.port[0]
-        are_exchanged = _have_same_name(a, d) and _have_same_name(c, b)
-        if not are_exchanged or comparer.is_equal(a.value, d.value) or _have_same_name(a, b):
-            continue
-        pairs.remove(first)
-        pairs.remove(second)
-        pairs.append(TensorPair([a], [d], pairing.basis, pairing.relation(a, d)))
-        pairs.append(TensorPair([c], [b], pairing.basis, pairing.relation(c, b)))
-
-
 def _pair_sums(pairing: _RolePairing) -> None:
     """Pair a tensor with the two tensors that add up to it: a residual not yet added."""
     comparer = pairing.comparer
@@ -245,7 +226,6 @@ def _pair_repeated(pairing: _RolePairing) -> None:
 
 _PASSES: tuple[Callable[[_RolePairing], None], ...] = (
     _pair_equal_values,
-    _undo_exchanges,
     _pair_sums,
     _pair_wrong_sums,
     _pair_same_names,

@@ -105,14 +105,8 @@ class MergedForward:
             if numbers.shape[1:] != merged.sketches.shape[1:]:
                 continue
             known = is_known[rows_of_tokens]
-            swapped = _swap_heads_and_tokens(numbers, row["shape"], forward.grid)
             chosen = rows_of_tokens[known]
-            merged.fill(
-                index,
-                tokens[known],
-                numbers[chosen],
-                None if swapped is None else swapped[chosen],
-            )
+            merged.fill(index, tokens[known], numbers[chosen])
             merged.values.append((index, row.get("value", id(row))))
             merged.lengths.add((row["shape"][-1], forward.grid[-1]))
         self._end = max(self._end, max(events, default=0) + (0 if is_first else offset))
@@ -235,19 +229,6 @@ def arrange(
     return None
 
 
-def _swap_heads_and_tokens(
-    numbers: Sketches, shape: Sequence[int], grid: tuple[int, ...]
-) -> Sketches | None:
-    """Return the sketches by token if heads come first, None if the shape shows that they do not.
-
-    A tensor with as many heads as tokens may have them in either order.
-    """
-    if len(grid) != 2 or tuple(shape[:-1]) != (*grid, grid[1]):
-        return None
-    swapped = numbers.reshape(*grid, grid[1], ROW_NUMBERS).swapaxes(1, 2)
-    return swapped.reshape(numbers.shape)
-
-
 def merge_forwards(
     forwards: Sides[list[TokenForward]],
     places: Sides[list[list[TokenPlace]]],
@@ -264,7 +245,6 @@ def merge_forwards(
     sides = Sides(
         *(MergedForward(*side) for side in zip(forwards, places, first_names, strict=True))
     )
-    _order_heads(sides.map(lambda side: side.tensors), modules)
     _leave_out_keys(sides.map(lambda side: side.tensors), modules)
     pair_by_rows(sides.map(lambda side: side.tensors), modules)
     coverage = sides.map(MergedForward.coverage)
@@ -282,15 +262,6 @@ def merge_forwards(
             for side, arguments in zip(sides, zip(coverage, final, kinds, strict=True), strict=True)
         )
     )
-
-
-def _order_heads(tensors: Sides[dict[TensorKey, MergedTensor]], modules: ModulePairs) -> None:
-    for key, tensor in tensors.reference.items():
-        path = modules.matched.get(key[:2])
-        match = None if path is None else tensors.port.get((*path, *key[2:]))
-        if match is not None:
-            tensor.order_like(match)
-            match.order_like(tensor)
 
 
 def _leave_out_keys(tensors: Sides[dict[TensorKey, MergedTensor]], modules: ModulePairs) -> None:

@@ -24,8 +24,7 @@ class MergedTensor:
 
     row: its first record. sketches: of the rows of each token. sources: which forward they are
     from, -1 for none. values: the numbers of its values in the forwards. lengths: of its rows, with
-    the tokens of a request in the same forward. swapped: the rows if heads came before tokens, NaN
-    where the shape shows which came first.
+    the tokens of a request in the same forward.
     """
 
     row: Row
@@ -35,7 +34,6 @@ class MergedTensor:
     sources: NDArray[np.int64]
     values: list[tuple[int, Any]] = field(default_factory=list)
     lengths: set[tuple[int, int]] = field(default_factory=set)
-    swapped: Sketches | None = None
 
     @property
     def present(self) -> Flags:
@@ -63,39 +61,8 @@ class MergedTensor:
         squares: NDArray[np.float32] = self.sketches[:, :, -1].sum(1)
         return squares
 
-    def fill(
-        self, forward: int, tokens: Indices, rows: Sketches, swapped: Sketches | None = None
-    ) -> None:
+    def fill(self, forward: int, tokens: Indices, rows: Sketches) -> None:
         """Add the rows of some tokens; of several forwards, the last one counts."""
         is_later = self.sources[tokens] < forward
         self.sketches[tokens[is_later]] = rows[is_later]
         self.sources[tokens[is_later]] = forward
-        if swapped is not None and self.swapped is None:
-            self.swapped = np.full_like(self.sketches, np.nan)
-        if self.swapped is not None:
-            self.swapped[tokens[is_later]] = np.nan if swapped is None else swapped[is_later]
-
-    def order_like(self, other: MergedTensor) -> None:
-        """Where heads may come before tokens or after them, take what is closer to another tensor.
-
-        >>> tensor, other = (
-        ...     MergedTensor({}, (), None, np.empty((2, 2, 1), np.float32), np.full(2, -1))
-        ...     for _ in range(2)
-        ... )
-        >>> rows = np.array([[[1], [2]], [[3], [4]]], np.float32)
-        >>> tensor.fill(0, np.arange(2), rows, swapped=rows.swapaxes(0, 1))
-        >>> other.fill(0, np.arange(2), rows.swapaxes(0, 1))
-        >>> tensor.order_like(other)
-        >>> tensor.sketches[:, :, 0].tolist()
-        [[1.0, 3.0], [2.0, 4.0]]
-        """
-        if self.swapped is None or self.swapped.shape != other.sketches.shape:
-            return
-        unsure = ~np.isnan(self.swapped[:, 0, 0]) & other.present
-        distances = [
-            np.linalg.norm(rows[unsure] - other.sketches[unsure])
-            for rows in (self.sketches, self.swapped)
-        ]
-        if distances[1] < distances[0]:
-            is_swapped = ~np.isnan(self.swapped[:, 0, 0])
-            self.sketches[is_swapped] = self.swapped[is_swapped]
