@@ -40,6 +40,11 @@ class ComparedCalls:
         }
 
     @cached_property
+    def wrong_pairs(self) -> list[TensorPair]:
+        """The pairs that differ, in the reference's order."""
+        return [pair for pair in self.alignment.pairs if not pair.is_right]
+
+    @cached_property
     def paired_values(self) -> set[TensorValue]:
         """The values that are in a pair."""
         pairs = self.alignment.pairs
@@ -69,9 +74,8 @@ class ComparedCalls:
         """Return the first wrong pair that shows one of two values."""
         shown = (
             pair
-            for pair in self.alignment.pairs
-            if not pair.is_right
-            and any(
+            for pair in self.wrong_pairs
+            if any(
                 role is not None and any(own.value is role.value for own in side)
                 for role, side in ((reference, pair.reference), (port, pair.port))
             )

@@ -70,9 +70,8 @@ class LeftOutModules:
             return None
         outputs = (
             pair
-            for pair in self.compared.alignment.pairs
-            if not pair.is_right
-            and any(r.call is partner and r.side == "output" for r in (*pair.reference, *pair.port))
+            for pair in self.compared.wrong_pairs
+            if any(r.call is partner and r.side == "output" for r in (*pair.reference, *pair.port))
         )
         return next(outputs, None)
 

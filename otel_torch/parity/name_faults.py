@@ -179,11 +179,10 @@ class FaultNamer:
         if any(program.state[value] == WRONG for value in read):
             return None
         call, values = self.compared.graphs.port.calls[node], self.compared.graphs.port.values
-        wrong = (pair for pair in self.compared.alignment.pairs if not pair.is_right)
         return next(
             (
                 pair
-                for pair in wrong
+                for pair in self.compared.wrong_pairs
                 for role in pair.port
                 if role.call is call and role.side == "input" and values[role.value] in read
             ),
