@@ -121,8 +121,11 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
 
 
 def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
-    """Return whether both programs make results of the same sizes with most weights. Else one of
-    them goes through its tokens or its batch in more parts than the other, or through paddings.
+    """Return whether most weights are used as often in both programs. Else one of them goes through
+    its tokens or its batch in more parts than the other.
+
+    Where one has an input that the other lacks, results must also be of the same sizes: one of them
+    may go through paddings.
     """
     uses: list[dict[int, list[int]]] = [{}, {}]
     for sizes, program in zip(uses, programs, strict=True):
@@ -132,8 +135,18 @@ def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bo
                 _sizes_made_with(program, value)
             )
     common = uses[0].keys() & uses[1].keys()
-    unequal = sum(sorted(uses[0][group]) != sorted(uses[1][group]) for group in common)
+    measure: Callable[[list[int]], object] = sorted if any(map(_has_own_input, programs)) else len
+    unequal = sum(measure(uses[0][group]) != measure(uses[1][group]) for group in common)
     return 2 * unequal <= len(common)
+
+
+def _has_own_input(program: ComparedProgram) -> bool:
+    """Return whether a program is given something that is not equal to anything of the other."""
+    values, kinds = program.graph.values, program.graph.leaf_kinds
+    return any(
+        kinds[values.leaf[value]] == "input" and program.state[value] != RIGHT
+        for value in np.flatnonzero(values.leaf != NOTHING).tolist()
+    )
 
 
 def _sizes_made_with(program: ComparedProgram, value: int) -> list[int]:
