@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
 
 from otel_torch.graph.compare import FaultPlace, GraphFault
 from otel_torch.graph.states import RIGHT, made_from
 from otel_torch.parity.align import enclosing_calls, paired_container
-from otel_torch.parity.call_graph import ModuleCall
+from otel_torch.parity.call_graph import ModuleCall, Role, Sketch
 from otel_torch.parity.compared_calls import ComparedCalls
 from otel_torch.parity.explain import called_instead
 from otel_torch.parity.faults import Fault, MissingModule
 from otel_torch.parity.modules import counterpart
 from otel_torch.parity.place_faults import FaultPlacer
 from otel_torch.parity.tensor_pair import TensorPair
+
+# errors of sums of tensors, as a multiple of the limit of one
+_SUM = 3.0
 
 
 @dataclass
@@ -121,8 +127,7 @@ class LeftOutModules:
 
     def _is_without(self, side: int, call: ModuleCall, found: GraphFault) -> bool:
         """Return whether the other program's value is what there is without a module's output: a
-        value that was there before, one of another size, or one behind a module that keeps the
-        size.
+        value that was there before, one of another size, or the same sum without this term.
         """
         own, other = (
             self.compared.first_role(side, found.places[side]),
@@ -140,4 +145,33 @@ class LeftOutModules:
             return True
         made = [role.value for role in call.outputs]
         keeps_size = any(role.value.numel == value.numel for role in call.inputs for value in made)
-        return keeps_size and own.value not in made
+        if keeps_size and own.value not in made:
+            return True
+        expected, without = own.value.sketch, other.value.sketch
+        if expected is None or without is None:
+            return False
+        known = self._sketches_read(1 - side, found.places[1 - side])
+        candidates = [first + second for first, second in combinations(_as_long(known, without), 2)]
+        terms = [value.sketch for value in made if value.numel == own.value.numel]
+        if len(expected) == len(without):
+            candidates += [expected - term for term in _as_long(terms, without)]
+        limit = _SUM * self.compared.alignment.comparer.limit(own.value, own.value)
+        size = limit * float(np.linalg.norm(expected))
+        return any(float(np.linalg.norm(each - without)) <= size for each in candidates)
+
+    def _sketches_read(self, side: int, place: FaultPlace | None) -> list[Sketch | None]:
+        """Return the sketches of what a fault's first node may read."""
+        if place is None or not place.nodes:
+            return []
+        births = self.compared.graphs[side].births
+        reads = self.compared.comparison.programs[side].reads[place.nodes[0]]
+        return [
+            birth.value.sketch
+            for birth in map(births.__getitem__, reads)
+            if isinstance(birth, Role)
+        ]
+
+
+def _as_long(sketches: Iterable[Sketch | None], like: Sketch) -> list[Sketch]:
+    """Return the sketches that have the length of another: those of tokens have several."""
+    return [each for each in sketches if each is not None and len(each) == len(like)]
