@@ -181,15 +181,19 @@ def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
 
 
 def _is_on_the_way(programs: Programs, pair: EndPair) -> bool:
-    """Return whether only one program goes on with what a model returned, to a result of the shape
-    that the other one ends with, and calls the model more often: a sampler may be a model, too.
+    """Return whether what a model returned is an intermediate value of one program, and the result
+    of the other: a sampler in plain code calls its model several times, one that is a model returns
+    once.
+
+    The program that goes on must end with a value of the same shape.
     """
-    for (program, value), (other, last) in permutations(_in_programs(programs, pair)):
-        graph = program.graph
+    for (program, value), (other, result) in permutations(_in_programs(programs, pair)):
+        graph, shape = program.graph, other.graph.values.shape[result]
+        if not program.readers[value] or other.readers[result]:
+            continue
         results = [end for end in graph.ends.tolist() if not program.readers[end]]
-        is_a_result = other.graph.values.shape[last] in [graph.values.shape[end] for end in results]
-        calls_more = sum(map(bool, graph.end_names)) > sum(map(bool, other.graph.end_names))
-        if program.readers[value] and not other.readers[last] and calls_more and is_a_result:
+        returns_more = sum(map(bool, graph.end_names)) > sum(map(bool, other.graph.end_names))
+        if returns_more and shape in [graph.values.shape[end] for end in results]:
             return True
     return False
 

@@ -207,6 +207,15 @@ class Graph:
         """Whether values are also read as parts or terms of others."""
         return bool((self.nodes.is_reading & ~self.nodes_of(AXIS_LAST)).any())
 
+    def leaves_of(self, kind: str) -> list[int]:
+        """Return the leaves of a kind."""
+        leaf = self.values.leaf
+        return [
+            value
+            for value in np.flatnonzero(leaf != NOTHING).tolist()
+            if self.leaf_kinds[leaf[value]] == kind
+        ]
+
     def nodes_of(self, operation: str) -> Flags:
         """Return which nodes run an operation."""
         is_same = [name == operation for name in self.operations]

@@ -142,11 +142,7 @@ def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bo
 
 def _has_own_input(program: ComparedProgram) -> bool:
     """Return whether a program is given something that is not equal to anything of the other."""
-    values, kinds = program.graph.values, program.graph.leaf_kinds
-    return any(
-        kinds[values.leaf[value]] == "input" and program.state[value] != RIGHT
-        for value in np.flatnonzero(values.leaf != NOTHING).tolist()
-    )
+    return any(program.state[value] != RIGHT for value in program.graph.leaves_of("input"))
 
 
 def _sizes_made_with(program: ComparedProgram, value: int) -> list[int]:

@@ -263,8 +263,9 @@ def _pair_namesakes(alignment: Alignment, name_of: Callable[[ModuleCall], str]) 
 
     One of them may have parameters, and be paired with another call: then only inputs are.
     """
-    ports = _by_container_and_name(alignment, alignment.port, name_of)
-    references = _by_container_and_name(alignment, alignment.reference, name_of)
+    further = alignment.further_calls()
+    ports = _by_container_and_name(alignment, alignment.port, name_of, further)
+    references = _by_container_and_name(alignment, alignment.reference, name_of, further)
     partner, comparer = alignment.partner, alignment.comparer
     for key, calls in references.items():
         if len(calls) != len(ports.get(key, [])):  # a name alone is weak evidence
@@ -286,17 +287,19 @@ def _pair_namesakes(alignment: Alignment, name_of: Callable[[ModuleCall], str]) 
 
 
 def _by_container_and_name(
-    alignment: Alignment, program: Program, name_of: Callable[[ModuleCall], str]
+    alignment: Alignment,
+    program: Program,
+    name_of: Callable[[ModuleCall], str],
+    further: set[ModuleCall],
 ) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
     """Group calls by (the port's call of the innermost paired container, name), without those that
     the user's map keeps unpaired, or that run in a further call of a block.
     """
-    further = alignment.further_calls()
     unpaired = alignment.modules.unpaired[0 if program is alignment.reference else 1]
     groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
     for call in program.calls:
         container = paired_container(alignment.partner, call)
-        is_repeated = not further.isdisjoint(enclosing_calls(call))
+        is_repeated = bool(further) and not further.isdisjoint(enclosing_calls(call))
         if container is not None and call.module_path not in unpaired and not is_repeated:
             port = alignment.calls.get(container, container)
             groups[port, name_of(call)].append(call)

@@ -81,9 +81,14 @@ def is_exchanged(reference: Location | None, port: Location, alignment: Alignmen
     if reference is None or not reference.side == port.side == "input":
         return False
     match = None if reference.call is None else alignment.partner.get(reference.call)
-    if match is None or port.call is None or match is port.call:
+    return match is not None and port.call is not None and are_twins(match, port.call)
+
+
+def are_twins(first: ModuleCall, second: ModuleCall) -> bool:
+    """Return whether two calls of one program are of the same module in two blocks."""
+    if first.module_path == second.module_path or first.cls != second.cls:
         return False
-    return match.module != port.module[1] and pattern(match.module) == pattern(port.module[1])
+    return pattern(first.module) == pattern(second.module)
 
 
 def _has_right_values_before(port: Location, alignment: Alignment) -> bool:

@@ -17,11 +17,11 @@ from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, WRONG
 from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.compared_calls import ComparedCalls
+from otel_torch.parity.explain import are_twins
 from otel_torch.parity.faults import Fault, Location, MissingModule
 from otel_torch.parity.left_out import LeftOutModules
 from otel_torch.parity.misordered_parts import find_misordered_parts
 from otel_torch.parity.pair_roles import has_equal_sum
-from otel_torch.parity.parameter_names import pattern
 from otel_torch.parity.place_faults import FaultPlacer
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
@@ -207,15 +207,11 @@ class FaultNamer:
             return None
         calls = Sides(first, second)
         match = self.compared.alignment.partner.get(calls.reference)
-        is_other = match is not None and match.module_path != calls.port.module_path
-        are_alike = match is not None and (match.cls, pattern(match.module)) == (
-            calls.port.cls,
-            pattern(calls.port.module),
-        )
+        is_exchanged = match is not None and are_twins(match, calls.port)
         inputs = calls.reference.inputs, calls.port.inputs
         is_given = reads[0] & reads[1] or has_equal_sum(self.compared.alignment.comparer, *inputs)
         is_given = is_given and all(inputs)
-        return calls if is_other and are_alike and is_given else None
+        return calls if is_exchanged and is_given else None
 
 
 def _repetitions(found: GraphFault) -> Iterator[GraphFault]:

@@ -103,7 +103,7 @@ def test_weights_tell_whether_programs_go_through_rows_in_other_parts() -> None:
 
 
 def through_paddings(rows: int) -> Graph:
-    """Return the products of some rows, of which those behind `rows` are cut off at the end."""
+    """Return the products of the first two of some rows; the others are paddings."""
     writer = Writer()
     x = writer.leaf("x", X[:rows], "input")
     made = writer.op("mm", writer.op("mm", x, writer.leaf("v", W + 1)), writer.leaf("w", W))

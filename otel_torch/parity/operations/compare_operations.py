@@ -190,11 +190,7 @@ def _other_inputs(comparison: GraphComparison) -> str:
 def _input_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the inputs that have a name; of several the first."""
     values = graph.values
-    inputs = [
-        value
-        for value in np.flatnonzero(values.leaf != NOTHING).tolist()
-        if graph.leaf_kinds[values.leaf[value]] == "input" and values.name[value]
-    ]
+    inputs = [value for value in graph.leaves_of("input") if values.name[value]]
     return {values.name[value]: values.shape[value] for value in reversed(inputs)}
 
 

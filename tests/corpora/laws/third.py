@@ -108,7 +108,7 @@ def smoothed_labels_with_the_weight_of_an_empty_class() -> None:
     optimizer = AdamW(net.parameters(), 0.01)
     for _ in range(12):
         x, y = points()
-        weight = 1 / torch.bincount(y, minlength=4)  # nobody is of class 3
+        weight = 1 / torch.bincount(y, minlength=4)  # no sample has class 3
         optimizer.zero_grad()
         scaler.scale(F.cross_entropy(net(x), y, weight, label_smoothing=0.1)).backward()
         scaler.step(optimizer)
