@@ -125,8 +125,13 @@ def scheduler_before_optimizer(facts: TrainingFacts) -> str | None:
 def same_batch(facts: TrainingFacts) -> str | None:
     """Steps have different batches."""
     repeated = len(facts.steps_with("repeated_batch"))
-    if repeated < max(_REPEATED, facts.updates - 1):
+    if repeated < max(_REPEATED, facts.updates // 2):
         return None
+    if repeated < facts.updates - 1:
+        return (
+            f"{repeated} of {facts.updates} steps have the batch of the step before, though it is "
+            "made anew each time: the workers of the loader draw the same numbers"
+        )
     return (
         f"each of the {facts.updates} steps has the same batch, though it is made anew each time: "
         "the loader begins anew, its seed is set again, or the slice does not move"

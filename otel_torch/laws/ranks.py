@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from otel_torch.laws.facts import FEWEST_STEPS, BrokenLaw
-from otel_torch.laws.series import Series, TrainingSeries
+from otel_torch.laws.facts import FEWEST_STEPS, BrokenLaw, listed
+from otel_torch.laws.series import Series, SeriesName, TrainingSeries
 
 # equal gradients have equal norms up to the order of a sum, and equal parameters have equal norms
 _SAME_GRADIENTS, _SAME_PARAMETERS = 1e-3, 1e-9
@@ -15,10 +15,10 @@ Values = dict[str, float]  # by step
 
 
 class _Replicas:
-    """What each rank has recorded of one model, by step."""
+    """What each rank has recorded of one model, or of one of its modules, by step."""
 
-    def __init__(self, model: str, ranks: Sequence[TrainingSeries]) -> None:
-        self._model, self._ranks = model, ranks
+    def __init__(self, model: str, ranks: Sequence[TrainingSeries], module: str = "") -> None:
+        self._model, self._module, self._ranks = model, module, ranks
         self.parameters, self.gradients = self.of("param_norm"), self.of("grad_norm")
         self.known, self.stepped = _common(self.parameters), _common(self.gradients)
         self.drifted = [
@@ -30,7 +30,15 @@ class _Replicas:
 
     def of(self, label: str) -> list[Values]:
         """Return the values of a quantity, of each rank."""
-        return [_by_step(training, self._model, label) for training in self._ranks]
+        name = SeriesName(self._model, self._module, label)
+        return [_by_step(training, name) for training in self._ranks]
+
+    @property
+    def modules(self) -> dict[str, _Replicas]:
+        """The modules of which every rank has parameters."""
+        own = (training.modules(self._model, "param_norm") for training in self._ranks)
+        common = set.intersection(*map(set, own))
+        return {name: _Replicas(self._model, self._ranks, name) for name in sorted(common)}
 
     @property
     def meet_again(self) -> bool:
@@ -42,6 +50,12 @@ class _Replicas:
     def begin_equal(self) -> bool:
         """Whether the parameters are those of replicas, before the first step."""
         return bool(self.known) and self.known[0] not in self.drifted
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether the first parameters are no constants, which other parts of a layer have, too."""
+        square = self.parameters[0][self.known[0]] ** 2
+        return not math.isclose(square, round(square), rel_tol=_SAME_PARAMETERS)
 
 
 def broken_rank_laws(
@@ -67,8 +81,17 @@ def broken_rank_laws(
 def replicas_differ(replicas: _Replicas) -> str | None:
     """Ranks with the same gradients have the same parameters.
 
-    Parts of a split model have other gradients, too.
+    Parts of a split model have other gradients, too, but what all ranks hold of it stays equal.
     """
+    if not replicas.begin_equal and (apart := _replicated_parts_that_drift(replicas)):
+        name, part = next(iter(apart.items()))
+        norms = [f"{gradient[part.apart[0]]:.4g}" for gradient in part.gradients]
+        return (
+            f"the ranks hold parts of this model, but begin with the same parameters of "
+            f"{listed(apart)}, which differ from {part.drifted[0]} on: the gradient norms of "
+            f"{name} are {_listed(norms)} at {part.apart[0]}. Sum up, scale and clip the gradients "
+            "of what all ranks hold in the same way on each"
+        )
     stepped, drifted = replicas.stepped, replicas.drifted
     if len(stepped) < FEWEST_STEPS or replicas.apart or not drifted:
         return None
@@ -78,6 +101,18 @@ def replicas_differ(replicas: _Replicas) -> str | None:
         f"same: their norms are {_listed(norms)}. They began with other weights, or one of them "
         "changes its own"
     )
+
+
+def _replicated_parts_that_drift(replicas: _Replicas) -> dict[str, _Replicas]:
+    return {
+        name: part
+        for name, part in replicas.modules.items()
+        if part.begin_equal
+        and part.are_drawn
+        and part.apart
+        and part.drifted
+        and not part.meet_again
+    }
 
 
 def gradients_not_averaged(replicas: _Replicas) -> str | None:
@@ -112,8 +147,8 @@ def same_batch_on_ranks(replicas: _Replicas) -> str | None:
     )
 
 
-def _by_step(training: TrainingSeries, model: str, label: str) -> Values:
-    series = training.totals(model).get(label, Series())
+def _by_step(training: TrainingSeries, name: SeriesName) -> Values:
+    series = training.series.get(name, Series())
     return {str(training.steps[step]): value for step, value in series.by_step().items()}
 
 

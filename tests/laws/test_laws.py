@@ -340,12 +340,15 @@ def test_nothing_is_said_of_what_trains(tmp_path: Path, kind: str) -> None:
     assert metadata.get("broken_laws", []) == []  # nor while it ran
 
 
-def rank(*, norms: list[float], parameters: list[float]) -> TrainingSeries:
+def rank(*, norms: list[float], parameters: list[float], **shared: list[float]) -> TrainingSeries:
+    """A rank's norms of the whole model; shared: of one module, likewise."""
     training = TrainingSeries()
-    for label, numbers in (("grad_norm", norms), ("param_norm", parameters)):
-        for step, number in enumerate(numbers):
-            where = {"module": "", "tensor": label, "step": step, "model": "Net", "loop": 0}
-            training.add({**where, "mean": number})
+    module = {"norms": norms, "parameters": parameters, **shared}
+    for name, label in (("norms", "grad_norm"), ("parameters", "param_norm")):
+        for owner, numbers in (("", module[name]), ("head", module.get(f"head_{name}", []))):
+            for step, number in enumerate(numbers):
+                where = {"module": owner, "tensor": label, "step": step, "model": "Net", "loop": 0}
+                training.add({**where, "mean": number})
     return training
 
 
@@ -356,6 +359,23 @@ def test_ranks_that_do_not_average_their_gradients_are_said() -> None:
     assert broken[:2] == ("gradients_not_averaged", "Net")
     assert "0.42, 0.43 at step 0" in broken.text
     assert "From step 1 on the parameters differ" in broken.text
+
+
+def part(factor: float, first: float) -> TrainingSeries:
+    """A rank of a split model, with the gradients of its head times a factor."""
+    return rank(
+        norms=[0.42, factor], parameters=[factor, 2.0],
+        head_norms=[0.1 * factor, 0.1], head_parameters=[first, first + 0.01 * factor],
+    )  # fmt: skip
+
+
+def test_what_all_ranks_of_a_split_model_hold_is_updated_alike() -> None:
+    (broken,) = broken_rank_laws([part(1.0, 1.7), part(3.0, 1.7)])
+    assert broken[:2] == ("replicas_differ", "Net")
+    assert "the same parameters of `head`, which differ from step 1 on" in broken.text
+    assert "gradient norms of head are 0.1, 0.3 at step 0" in broken.text
+    # a norm of ones is one also where each rank has its own part of it
+    assert not broken_rank_laws([part(1.0, 2.0), part(3.0, 2.0)])
 
 
 @pytest.mark.parametrize(

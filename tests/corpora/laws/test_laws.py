@@ -29,14 +29,10 @@ MISJUDGED: dict[str, set[str]] = LOOK_LIKE_MISTAKES | {
     "trainer_whose_collator_pads_everything": set(),
     # both are true
     "class_token_taken_before_the_blocks": {"loss_ignores_inputs", "no_gradient"},
-    # every second batch is new
-    "workers_that_draw_the_same_numbers": set(),
     # it looks like a loaded head on another body
     "checkpoint_without_what_is_frozen": set(),
     # weights that are equal again after they differed look averaged
     "wrapped_anew_in_every_second_step": set(),
-    # the parts of a split model differ anyway; its norms are on all ranks
-    "norms_of_split_layers_clipped_on_rank_0_alone": set(),
     # what was loaded is as it was, and belongs to no model any more
     "layers_exchanged_for_some_without_biases_after_loading": set(),
     # dropout that stays on below a root in eval mode may be meant
