@@ -25,6 +25,7 @@ class Bisection:
         untried: Why a fault was not tried, by its index in `faults`.
         runs: All runs, in order.
         is_healed: Whether the port matches once all faults are healed.
+        after: Of the reference beside the port with all that was healed; None if nothing was.
     """
 
     report: Report
@@ -32,6 +33,7 @@ class Bisection:
     untried: dict[int, str] = field(default_factory=dict)
     runs: list[ProgramRun] = field(default_factory=list)
     is_healed: bool = False
+    after: Report | None = None
 
     @property
     def faults(self) -> list[Finding]:

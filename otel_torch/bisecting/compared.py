@@ -110,7 +110,7 @@ class ComparedRank:
         The reference's values behind them show what else leads to right results.
         """
         reference, port = trial.comparison.programs
-        own, names = _by_key(self.recorded.port), _by_key(trial.recorded.port)
+        own, names = by_key(self.recorded.port), by_key(trial.recorded.port)
         exchanged = [names[key.value] for key in exchanges if key.value in names]
         suspects = set()
         for origin in find_suspects(port, reference, exchanged):
@@ -253,11 +253,11 @@ class ComparedRuns:
         """Return a rank by its number."""
         return next(rank for rank in self.ranks if rank.rank == number)
 
-    def report(self) -> Report:
-        """Return the report of the leading rank."""
-        rank = self.leading.rank
-        paths = Sides(self.reference.recordings[rank], self.port.recordings[rank])
-        return report_comparison(paths, self.leading.recorded, self.leading.comparison)
+    def report(self, number: int | None = None) -> Report:
+        """Return the report of a rank, of the leading one by default."""
+        rank = self.leading if number is None else self.of_rank(number)
+        paths = Sides(self.reference.recordings[rank.rank], self.port.recordings[rank.rank])
+        return report_comparison(paths, rank.recorded, rank.comparison)
 
 
 def compare_runs(
@@ -315,7 +315,7 @@ def _exchanged(
     recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, Exchange]
 ) -> list[tuple[int, int]]:
     """Return the values of reference and port that were exchanged in a rank's recording."""
-    reference, port = recorded.map(_by_key)
+    reference, port = recorded.map(by_key)
     return [
         (reference[own.reference.value], port[key.value])
         for key, own in exchanges.items()
@@ -323,7 +323,8 @@ def _exchanged(
     ]
 
 
-def _by_key(recorded: RecordedGraph) -> dict[ValueKey, int]:
+def by_key(recorded: RecordedGraph) -> dict[ValueKey, int]:
+    """Return the values of a recording by their names."""
     return {_key(recorded, value): value for value in range(len(recorded.places))}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
+from otel_torch.bisecting.error_curves import add_errors
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import Programs, RunFailed
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
@@ -109,6 +110,7 @@ class _Search:
     def _heal(self, answer: Bisection, compared: ComparedRuns) -> None:
         """Find one fault after the other, until the port is right with all of them healed."""
         answer.report.introduced = []
+        first = compared
         # a fault may take several rounds: the later ones heal it in further layers
         for _ in range(2 * self._options.most_faults):
             if len(answer.faults) >= self._options.most_faults:
@@ -120,6 +122,8 @@ class _Search:
             compared = trial.compared
         answer.is_healed = compared.is_match and not self._is_hollow
         answer.report.first = next(iter(answer.faults), None)
+        if compared is not first:
+            add_errors(answer, first, compared, self._trials.exchanged)
 
     def _heal_one(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
         """Add the next fault to the answer; return the trial that heals it, if any does."""

@@ -8,10 +8,12 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.parity.finding import CodeLine, Finding
+from otel_torch.parity.finding import CodeLine, Finding, Report
 from otel_torch.parity.report.code_lines import around
+from otel_torch.parity.report.pairs import pairs_around_finding
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.text import DEFAULT_WIDTH, render_text
+from otel_torch.parity.report.text_curves import error_by_depth
 from otel_torch.parity.report.text_finding import next_step_block
 from otel_torch.parity.report.wording import format_error, module_name, moment_of
 from otel_torch.rendering.table import escape
@@ -43,6 +45,7 @@ def render_bisection(bisection: Bisection, *, color: bool, width: int = DEFAULT_
         _fault(bisection, index, finding, screen) for index, finding in enumerate(bisection.faults)
     ]
     blocks += [
+        _curves(bisection, screen),
         _warnings(bisection, screen),
         next_step_block(bisection.report, screen),
         _verdict(bisection, screen),
@@ -51,11 +54,14 @@ def render_bisection(bisection: Bisection, *, color: bool, width: int = DEFAULT_
     return "\n".join(lines[1:])
 
 
-def _before(bisection: Bisection, screen: Screen) -> list[str]:
-    """Return what differs before the programs compute anything, a line each."""
+def facts_before(bisection: Bisection) -> list[str]:
+    """Return what differs before the programs compute anything."""
     report = bisection.report
-    facts = [f"environment: {fact}" for fact in report.environment]
-    facts += map(str, report.setup)
+    return [*(f"environment: {fact}" for fact in report.environment), *map(str, report.setup)]
+
+
+def _before(bisection: Bisection, screen: Screen) -> list[str]:
+    facts = facts_before(bisection)
     if not facts:
         return []
     if len(facts) > _MOST_FACTS:
@@ -67,20 +73,31 @@ def _before(bisection: Bisection, screen: Screen) -> list[str]:
 
 def _fault(bisection: Bisection, index: int, finding: Finding, screen: Screen) -> list[str]:
     """Return one fault: what it is, its code, and how sure that is."""
-    of = f" ({index + 1} of {len(bisection.faults)})" if len(bisection.faults) > 1 else ""
-    place = module_name(finding.port_module if finding.module is None else finding.module)
-    title = f"{_MARKS[finding.proof]}{of}: {_differs(finding)}"
-    lines = screen.wrap(title, "red" if finding.proof else "yellow", hanging_indent="  ")
+    style = "red" if finding.proof else "yellow"
+    lines = screen.wrap(fault_title(bisection, index), style, hanging_indent="  ")
     lines += _code(finding, screen)
+    lines += screen.wrap(fault_place(finding), indent="  ")
+    if reason := bisection.untried.get(index):
+        lines += screen.wrap(reason, "yellow", indent="  ")
+    return lines
+
+
+def fault_title(bisection: Bisection, index: int) -> str:
+    """Return how sure a fault is, and what it is."""
+    finding = bisection.faults[index]
+    of = f" ({index + 1} of {len(bisection.faults)})" if len(bisection.faults) > 1 else ""
+    return f"{_MARKS[finding.proof]}{of}: {_differs(finding)}"
+
+
+def fault_place(finding: Finding) -> str:
+    """Return where a fault is, how large it is, and what its trial has shown."""
+    place = module_name(finding.port_module if finding.module is None else finding.module)
     error = ""
     if finding.error is not None:
         limit = format_error(finding.floor)
         error = f"error {format_error(finding.error)}, limit {limit}"
     where = ", ".join(filter(None, [f"in {place}", moment_of(finding), error]))
-    lines += screen.wrap(f"{where}. {_SENTENCES[finding.proof]}".rstrip(), indent="  ")
-    if reason := bisection.untried.get(index):
-        lines += screen.wrap(reason, "yellow", indent="  ")
-    return lines
+    return f"{where}. {_SENTENCES[finding.proof]}".rstrip()
 
 
 def _differs(finding: Finding) -> str:
@@ -164,6 +181,22 @@ def _marks(text: str, other: str) -> str:
 # -- the end
 
 
+def _curves(bisection: Bisection, screen: Screen) -> list[str]:
+    """Return the error by depth of the port as it is, and with all that was healed."""
+    lines = error_by_depth(bisection.report, screen)
+    if bisection.after is None or not lines:
+        return lines
+    after = error_by_depth(bisection.after, screen)
+    title = "With the reference's values there:" if after else after_sentence(bisection.after)
+    return [*lines, *screen.wrap(title, "bold"), *after]
+
+
+def after_sentence(after: Report) -> str:
+    """Return how the pairs of values are once all faults are healed, if all of them are right."""
+    pairs = pairs_around_finding(after)
+    return f"With the reference's values there, all {len(pairs):,} pairs are within their floor"
+
+
 def _warnings(bisection: Bisection, screen: Screen) -> list[str]:
     texts = bisection.report.warnings
     return [
@@ -172,18 +205,21 @@ def _warnings(bisection: Bisection, screen: Screen) -> list[str]:
 
 
 def _verdict(bisection: Bisection, screen: Screen) -> list[str]:
-    """Return what is known at the end, and how many runs it took."""
+    """Return how many runs it took, and what is known at the end."""
+    verdict = screen.paint(bisection.verdict, "red")
+    return [*list_runs(bisection, screen), f"{verdict}: {summary_of(bisection)}"]
+
+
+def summary_of(bisection: Bisection) -> str:
+    """Return how many faults there are, and whether the port has others."""
     faults = bisection.faults
     proven = sum(fault.proof == "proven" for fault in faults)
     counts = f"{plural(len(faults), 'fault')}, {proven} proven"
     if bisection.is_healed:
-        summary = f"{counts}; with the reference's values there, the whole port matches"
-    elif proven == len(faults):
-        summary = f"{counts}; the port differs elsewhere, too"
-    else:
-        summary = f"{counts}; whether the port differs elsewhere, too, is not known"
-    verdict = screen.paint(bisection.verdict, "red")
-    return [*list_runs(bisection, screen), f"{verdict}: {summary}"]
+        return f"{counts}; with the reference's values there, the whole port matches"
+    if proven == len(faults):
+        return f"{counts}; the port differs elsewhere, too"
+    return f"{counts}; whether the port differs elsewhere, too, is not known"
 
 
 def list_runs(bisection: Bisection, screen: Screen) -> list[str]:

@@ -96,9 +96,14 @@ class Trials:
         self._good: Exchanges = {}
         self._count = 0
 
+    @property
+    def exchanged(self) -> Set[RankedKey]:
+        """The values of the port that have an exchange in place."""
+        return self._good.keys()
+
     def has_exchanged(self, keys: Set[RankedKey]) -> bool:
         """Return whether any of these values of the port has an exchange in place."""
-        return not self._good.keys().isdisjoint(keys)
+        return not self.exchanged.isdisjoint(keys)
 
     def accept(self, attempt: Attempt) -> None:
         """Leave an exchange in place in all further trials."""

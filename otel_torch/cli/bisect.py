@@ -183,6 +183,6 @@ def _write(arguments: argparse.Namespace, bisection: Bisection) -> None:
     print_answer(arguments, bisection, partial(render_bisection, bisection))
     write_report_files(arguments, bisection.report, "bisect")
     if arguments.html and bisection.verdict != "incomparable":
-        from otel_torch.parity.report.html import write_html
+        from otel_torch.bisecting.page import write_page
 
-        write_html(bisection.report, Path(arguments.html))
+        write_page(bisection, Path(arguments.html))

@@ -66,11 +66,16 @@ def test_two_faults_in_one_command(folder: Path) -> None:
     )
     assert "port  port.py:10" in done.stdout and "port  port.py:11" in done.stdout
     assert done.stdout.rstrip().endswith("the whole port matches")
+    assert "\nerror by depth: " in done.stdout
+    assert re.search(r"there, all \d+ pairs are within their floor\n", done.stdout)
     answer = json.loads((folder / "answer.json").read_text())
     assert answer["verdict"] == "diverged" and answer["healed"]
     assert [fault["port_line"]["line"] for fault in answer["faults"]] == [10, 11]
     assert len(answer["runs"]) == 5
-    assert "port.py:10" in (folder / "answer.html").read_text()
+    page = (folder / "answer.html").read_text()
+    assert "port.py:10" in page and "port.py:11" in page
+    assert "Error by depth, as the port is" in page
+    assert "Error by depth, with all that was healed" in page
     (step,) = answer["next"]
     assert step["command"] == [
         "otel-torch", "bisect", "--", sys.executable, "reference.py", "--", sys.executable, "port.py"

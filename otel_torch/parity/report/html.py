@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from otel_torch.parity.finding import (
@@ -117,22 +117,32 @@ def _summary(report: Report) -> list[str]:
 def _first_finding(report: Report, first: Finding) -> list[str]:
     lines = [
         f"<h1>{sentence(headline(first, by_tokens=report.by_tokens))}</h1>",
-        *_code_beside(report, first),
+        *code_beside(first, report.operations),
         _location_table(first),
         f"<p>{escaped(error_sentence(first))} {escaped(explanation_sentence(first))}</p>",
         *(f"<p>{escaped(line)}</p>" for line in first.breakdown),
     ]
-    for why, commands in advice(next_steps(report)):
-        lines += [f"<p>{escaped(why)}</p>", f"<pre>{escaped(chr(10).join(commands))}</pre>"]
-    return lines
+    return [*lines, *next_commands(report)]
 
 
-def _code_beside(report: Report, finding: Finding) -> list[str]:
-    """Return the lines of both programs and the operations of their regions, side by side."""
+def next_commands(report: Report) -> list[str]:
+    """Return the next steps with their commands."""
+    return [
+        f"<p>{escaped(why)}</p><pre>{escaped(chr(10).join(commands))}</pre>"
+        for why, commands in advice(next_steps(report))
+    ]
+
+
+def code_beside(finding: Finding, sides: Iterable[Sequence[ListedOperation]]) -> list[str]:
+    """Return the lines of both programs and the operations of their regions, side by side.
+
+    Args:
+        sides: The operations of the region in the reference, and those in the port.
+    """
     if not finding.has_line:
         return []
     columns = []
-    for line, operations in zip((finding.line, finding.port_line), report.operations, strict=True):
+    for line, operations in zip((finding.line, finding.port_line), sides, strict=True):
         text = [] if line is None else [f"{line.place}  {line.function}"]
         if line is not None:
             text += [

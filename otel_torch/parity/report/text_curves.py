@@ -32,10 +32,11 @@ _WIDEST_BAR = 3  # columns of one pair, if there are few pairs
 
 def curves_block(report: Report, screen: Screen) -> list[str]:
     """Return the curves that are not empty."""
-    return _error_by_depth(report, screen) + _error_by_step(report, screen)
+    return error_by_depth(report, screen) + _error_by_step(report, screen)
 
 
-def _error_by_depth(report: Report, screen: Screen) -> list[str]:
+def error_by_depth(report: Report, screen: Screen) -> list[str]:
+    """Return the curve of the first finding's step, or none if all its pairs are right."""
     pairs = pairs_around_finding(report)
     room = screen.width - _LABEL_WIDTH - 1
     groups = group_neighbors(pairs, room)
