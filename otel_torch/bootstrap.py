@@ -486,7 +486,7 @@ class RunningSession:
         facts: dict[str, Any] = {
             "optimizers": self.training.facts.describe(),
             "idle_optimizers": self.training.facts.idle(),
-            "training_loops": {} if health is None else health.states.describe(),
+            "training_loops": {} if health is None else health.describe(),
         }
         return {name: fact for name, fact in facts.items() if fact}
 

@@ -17,11 +17,15 @@ _MAX_NAMES = 6
 
 
 class BrokenLaw(NamedTuple):
-    """A law that the training of a model breaks: its name in the table, and a sentence."""
+    """A law that the training of a model breaks: its name in the table, and a sentence.
+
+    line: `file:line` of the loop where it is broken, which the sentence ends with; "" if unknown.
+    """
 
     law: str
     model: str
     text: str
+    line: str = ""
 
 
 @dataclass
@@ -53,6 +57,13 @@ class TrainingFacts:
     def total(self, label: str) -> list[float]:
         """Return the values of a quantity of the whole model."""
         return list(self.totals.get(label, Series()).values)
+
+    def line_of(self, event: str) -> str:
+        """Return the line of an event of the loop as `file:line`, "" if it is unknown."""
+        if event == "schedule":
+            schedules = [own for entry in self.optimizers for own in entry.get("schedulers") or ()]
+            return next((own["line"] for own in schedules if own.get("line")), "")
+        return str((self.loop.get("lines") or {}).get(event, ""))
 
     def steps_with(self, label: str) -> list[LoopStep]:
         """Return the steps in which a quantity of the whole model was not 0."""

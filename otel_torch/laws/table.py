@@ -40,6 +40,23 @@ PARTS: tuple[Law, ...] = (
     loop.state_not_continued,
     loop.loss_ignores_inputs,
 )
+# the event of the training loop whose line breaks a law
+_EVENTS = {
+    "every_step_skipped": "step",
+    "learning_rate_zero": "step",
+    "nothing_changes": "step",
+    "rounded_away": "step",
+    "optimizer_remade": "step",
+    "gradients_not_cleared": "step",
+    "clipped_after_step": "clip",
+    "clipped_early": "clip",
+    "eval_while_training": "forward",
+    "train_while_evaluating": "evaluation",
+    "scheduler_never_stepped": "schedule",
+    "scheduler_before_optimizer": "schedule",
+    "same_batch": "forward",
+    "loss_ignores_inputs": "forward",
+}
 NAMES = tuple(law.__name__ for law in (*WHOLE_MODEL, *PARTS, *ranks.LAWS))
 # that switches laws off; a recording's metadata name those that its run did not check
 SETTING = "OTEL_TORCH_LAWS_OFF"
@@ -67,11 +84,13 @@ def broken_laws(
         called: The modules with activations in the recording.
     """
     off = switched_off(metadata)
-    return [
-        BrokenLaw(name, model, text)
-        for model in training.models
-        for name, text in _broken(facts_of(training, metadata, called, model), off)
-    ]
+    laws = []
+    for model in training.models:
+        facts = facts_of(training, metadata, called, model)
+        for name, text in _broken(facts, off):
+            line = facts.line_of(_EVENTS.get(name, ""))
+            laws.append(BrokenLaw(name, model, f"{text} ({line})" if line else text, line))
+    return laws
 
 
 def _broken(facts: TrainingFacts, off: frozenset[str]) -> list[tuple[str, str]]:

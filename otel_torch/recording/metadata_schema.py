@@ -79,6 +79,7 @@ class ScheduleEntry(msgspec.Struct):
     steps: Integer = 0
     steps_before: Integer = 0
     resumed_at: int | None = None
+    line: str = ""
 
 
 class OptimizerEntry(msgspec.Struct):
@@ -109,7 +110,7 @@ class IdleOptimizer(msgspec.Struct):
 
 
 class TrainingLoopEntry(msgspec.Struct):
-    """What is as it should not be in a model that trains."""
+    """What is as it should not be in a model that trains, and the lines of its loop by event."""
 
     parted_weights: list[dict[str, str]] = []
     still_statistics: list[str] = []
@@ -119,14 +120,16 @@ class TrainingLoopEntry(msgspec.Struct):
     overwritten: bool = False
     nothing_loaded: bool = False
     loaded_elsewhere: bool = False
+    lines: dict[str, str] = {}
 
 
 class BrokenLawEntry(msgspec.Struct):
-    """A law of training that the run itself has found to be broken."""
+    """A law of training that the run itself has found to be broken, and the line of the loop."""
 
     law: str
     model: str = ""
     text: str = ""
+    line: str = ""
 
 
 class TrainingSummary(msgspec.Struct):

@@ -340,6 +340,40 @@ def test_nothing_is_said_of_what_trains(tmp_path: Path, kind: str) -> None:
     assert metadata.get("broken_laws", []) == []  # nor while it ran
 
 
+# the last lines of a training loop; the one that breaks a law
+LINES = {
+    "clipped_after_step": (
+        "    loss(net(x), y).backward(); optimizer.step()\n"
+        "    nn.utils.clip_grad_norm_(net.parameters(), 0.01)\n",
+        "    nn.utils.clip",
+    ),
+    "scheduler_before_optimizer": (
+        "    loss(net(x), y).backward()\n    schedule.step()\n    optimizer.step()\n",
+        "    schedule.step()",
+    ),
+    "eval_while_training": (
+        "    value = loss(net.eval()(x), y)\n    value.backward(); optimizer.step()\n",
+        "    value = loss",
+    ),
+}
+
+
+@pytest.mark.parametrize("law", LINES)
+def test_a_broken_law_names_its_line(tmp_path: Path, law: str) -> None:
+    end, start = LINES[law]
+    program = (
+        "net = Net(drop=nn.Dropout(0.5)); optimizer = SGD(net.parameters(), 0.1)\n"
+        "loss = F.cross_entropy\n"
+        + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)\n" * ("schedule" in end)
+        + f"for _ in range(6):\n    x, y = batch(); optimizer.zero_grad()\n{end}"
+    )
+    (said,) = lines(tmp_path, program)
+    (broken,) = read_metadata(tmp_path / "run.jsonl", warn=pytest.fail)["broken_laws"]
+    assert broken["law"] == law and f"({broken['line']})" in said
+    number = int(broken["line"].rpartition(":")[2])
+    assert (HEAD + program).splitlines()[number - 1].startswith(start)
+
+
 def rank(*, norms: list[float], parameters: list[float], **shared: list[float]) -> TrainingSeries:
     """A rank's norms of the whole model; shared: of one module, likewise."""
     training = TrainingSeries()

@@ -6,6 +6,7 @@ is what a person has to read, a line of `torch.nn.functional` is not.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -27,18 +28,13 @@ class SourceLines:
     def __init__(self) -> None:
         self._indices: dict[tuple[CodeType, int], int] = {}
         self._lines: list[tuple[CodeType, int]] = []
-        self._is_users: dict[CodeType, bool] = {}
 
     def current(self) -> int | None:
         """Return the index of the innermost line of the program that runs, None if unknown."""
         frame: FrameType | None = sys._getframe(1)
-        is_users = self._is_users
         while frame is not None:
             code = frame.f_code
-            known = is_users.get(code)
-            if known is None:
-                known = is_users[code] = _is_users(code)
-            if known:
+            if _is_users(code):
                 return self._index(code, frame.f_lineno)
             frame = frame.f_back
         return None
@@ -65,6 +61,17 @@ class SourceLines:
         ]
 
 
+def current_place() -> str | None:
+    """Return `file:line` of the innermost line of the program that runs, None if unknown."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    return f"{frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)}:{frame.f_lineno}"
+
+
+@functools.lru_cache(maxsize=4096)
 def _is_users(code: CodeType) -> bool:
     path = code.co_filename
     if path.startswith((_TORCH, _OWN, "<frozen", "<string>")):

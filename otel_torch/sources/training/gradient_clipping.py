@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
+from otel_torch.sources.operations.source_lines import current_place
 from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.tensors.parameter_data import gradient_state
 from otel_torch.statistics.norms import whole_values
@@ -45,7 +46,7 @@ class Clip:
     together know it. is_l2: whether it is an L2 norm. max_norm: what it was clipped to. scale: by
     what the gradients were still multiplied. is_recorded: whether a row has the norm. is_used:
     whether an optimizer has stepped with them. by_value: whether each value was clipped by itself.
-    probe: a parameter, and the state of its gradient before.
+    probe: a parameter, and the state of its gradient before. place: `file:line` of the call.
     """
 
     parameter_ids: frozenset[int]
@@ -57,6 +58,7 @@ class Clip:
     is_used: bool = False
     by_value: bool = False
     probe: Probe = None
+    place: str | None = None
     each: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch_private.unseen_by_function_modes
@@ -141,6 +143,7 @@ class ClipWatch(threading.local):
 
     scale: by what a gradient scaler has multiplied the gradients, until it divides them by it.
     keeps_each: whether the norms of single gradients are of use, in the step that the thread is in.
+    place: `file:line` of the last clip that came too early or too late.
     """
 
     def __init__(self) -> None:
@@ -154,6 +157,7 @@ class ClipWatch(threading.local):
         self._each: dict[int, tuple[Tensor, Tensor]] = {}
         self.scale: Tensor | None = None
         self.keeps_each = False
+        self.place: str | None = None
 
     def install(self, replacements: Replacements) -> None:
         """Watch every function that clips by a norm."""
@@ -205,11 +209,14 @@ class ClipWatch(threading.local):
 
     def note_values(self, parameter_ids: frozenset[int], probe: Probe) -> None:
         """Note a clip of each value of the gradients, which has no norm."""
+        place = current_place()
         if self._stepped.isdisjoint(parameter_ids):
-            clip = Clip(parameter_ids, None, False, math.inf, None, by_value=True, probe=probe)
+            clip = Clip(
+                parameter_ids, None, False, math.inf, None, by_value=True, probe=probe, place=place
+            )
             self._clips.append(clip)
         else:
-            self._late += 1
+            self._late, self.place = self._late + 1, place
 
     def add(
         self,
@@ -221,17 +228,23 @@ class ClipWatch(threading.local):
         """Add a clip of this thread, by the norm that it has just computed."""
         is_l2, each = self._norm_type == 2.0, self._each
         self._norm_type, self._each = 2.0, {}
+        place = current_place()
         if not self._stepped.isdisjoint(parameter_ids):
-            self._late += 1
+            self._late, self.place = self._late + 1, place
             return
         self._clips.append(
-            Clip(parameter_ids, norm, is_l2, max_norm, self.scale, each=each, probe=probe)
-        )
+            Clip(
+                parameter_ids, norm, is_l2, max_norm, self.scale,
+                each=each, probe=probe, place=place,
+            )
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Forget all clips: a backward pass changes the gradients."""
-        unused = (clip for clip in self._clips if not clip.is_used and clip.is_kept())
+        unused = [clip for clip in self._clips if not clip.is_used and clip.is_kept()]
         self._early += (clip.parameter_ids for clip in unused)
+        if unused:
+            self.place = unused[-1].place
         self._clips.clear()
         self._stepped = frozenset()
         self.forget_each()

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
+from otel_torch.sources.operations.source_lines import current_place
 from otel_torch.sources.replacements import Replacements
 
 
@@ -25,7 +26,8 @@ class Schedule:
 
     changes_rate: whether making it has changed the learning rate. steps: by the program.
     steps_before: those before the first step of its optimizer; None until then. resumed_at: where a
-    loaded state has put it by then; None if none was loaded.
+    loaded state has put it by then; None if none was loaded. line: `file:line` of its first step,
+    or of where it was made if it has made none.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Schedule:
     steps: int = 0
     steps_before: int | None = None
     resumed_at: int | None = None
+    line: str | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return its part of the metadata."""
@@ -43,6 +46,7 @@ class Schedule:
             "steps": self.steps,
             "steps_before": self.steps_before or 0,
             "resumed_at": self.resumed_at,
+            "line": self.line or "",
         }
 
 
@@ -76,6 +80,8 @@ class LearningRateSchedules:
         def count_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
             schedule = self._schedules.get(scheduler)
             if schedule is not None:
+                if not schedule.steps:
+                    schedule.line = current_place()
                 schedule.steps += 1
             return step(scheduler, *args, **kwargs)
 
@@ -88,7 +94,7 @@ class LearningRateSchedules:
             return
         epoch = getattr(scheduler, "last_epoch", 0)
         epoch = epoch if isinstance(epoch, int) else 0
-        schedule = Schedule(type(scheduler).__name__, epoch, changes_rate)
+        schedule = Schedule(type(scheduler).__name__, epoch, changes_rate, line=current_place())
         own = self._of_optimizer.setdefault(optimizer, [])
         if scheduler in self._schedules:  # its own `__init__`, behind that of its base
             schedule.changes_rate |= self._schedules[scheduler].changes_rate

@@ -40,6 +40,7 @@ from otel_torch.sources.training.equal_outputs import EqualOutputs
 from otel_torch.sources.training.gradient_clearing import GradientClearing
 from otel_torch.sources.training.gradient_clipping import ClipWatch
 from otel_torch.sources.training.gradient_norms import GradientNorms
+from otel_torch.sources.training.loop_lines import LoopLines
 from otel_torch.sources.training.losses import PendingLosses
 from otel_torch.sources.training.model_states import ModelStates
 from otel_torch.sources.training.owned_parameters import ParameterOwners
@@ -105,6 +106,7 @@ class TrainingHealth(Source):
         self._parameter_updates = ParameterUpdates(self.rows, owners, optimizers)
         self._dead_units = DeadUnits(self.rows, is_observed)
         self._clearing, self._modes = GradientClearing(self.rows), TrainingModes(self.rows)
+        self._lines = LoopLines()
         self._batches, self._outputs = RepeatedBatches(self.rows), EqualOutputs(self.rows)
         self._models, self._idle = models, idle
         self.states = ModelStates(
@@ -119,7 +121,10 @@ class TrainingHealth(Source):
         self._replacements = Replacements()
         subscribers: tuple[tuple[list[Any], tuple[Callable[..., None], ...]], ...] = (
             (events.forward_starting, (self._parameter_updates.forward_starting,)),
-            (events.forward_began, (self._modes.forward_began, self.states.forward_began)),
+            (
+                events.forward_began,
+                (self._modes.forward_began, self.states.forward_began, self._lines.forward_began),
+            ),
             (
                 events.training_forward,
                 (
@@ -130,6 +135,7 @@ class TrainingHealth(Source):
                     self._batches.training_forward,
                     self._outputs.training_forward,
                     self.states.training_forward,
+                    self._lines.training_forward,
                 ),
             ),
             (events.forward_returned, (self._outputs.forward_returned,)),
@@ -143,6 +149,7 @@ class TrainingHealth(Source):
                 (
                     self._on_optimizer_stepping,
                     self._modes.optimizer_stepping,
+                    self._lines.optimizer_stepping,
                 ),
             ),
             (events.gradients_ready, (self._on_gradients_ready,)),
@@ -166,6 +173,15 @@ class TrainingHealth(Source):
         self.states.install(self._replacements)
         self._replacements.replace(GradScaler, "scale", self._wrap_scale)
         self._replacements.replace(GradScaler, "unscale_", self._wrap_unscale)
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return what is as it should not be by model, with the lines of its loop."""
+        loops = self.states.describe()
+        models = {model.name for model in self._models() if model.clock.is_trained}
+        return {
+            name: {**loops.get(name, {}), "lines": self._lines.of(name)}
+            for name in sorted(models | loops.keys())
+        }
 
     def finish(self) -> None:
         """Add a row for a model whose losses no optimizer has used, though there is one."""
@@ -236,6 +252,8 @@ class TrainingHealth(Source):
     ) -> None:
         self._add_losses(model, step)
         early, late = self._clips.take_early(parameter_ids), self._clips.take_late()
+        if early or late:
+            self._lines.clipped(model, self._clips.place)
         self._clips.use(parameter_ids)
         if self.rows.are_wanted(model, step):
             for label, count in (("early_clips", early), ("late_clips", late)):
