@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from otel_torch.cli.remote_arguments import folder_or_url, path_or_url
 from otel_torch.cli.report_files import (
     add_report_files,
     print_text,
@@ -17,7 +18,8 @@ from otel_torch.cli.report_files import (
 )
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
-from otel_torch.process.console import say
+from otel_torch.parity.temporary_files import name_files
+from otel_torch.process.console import as_given, say
 from otel_torch.recording.isolation_pairing import pairing_file
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size
@@ -42,19 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "reference",
         metavar="REFERENCE",
+        type=path_or_url,
         help="recording of the reference: a file, or a folder with the recordings of all ranks",
     )
-    port = parser.add_argument("port", metavar="PORT", help="recording of the port, likewise")
+    port = parser.add_argument(
+        "port", metavar="PORT", type=path_or_url, help="recording of the port, likewise"
+    )
     tolerances = parser.add_argument_group("tolerances")
     tolerances.add_argument(
         "--noise",
         metavar="RECORDING",
+        type=path_or_url,
         help="a second recording of the reference, made with OTEL_TORCH_NOISE=1: errors up to a "
         "multiple of its rounding noise match. Default: a constant for each dtype",
     )
     tolerances.add_argument(
         "--golden",
         metavar="RECORDING",
+        type=path_or_url,
         help="the same computation in higher precision, such as the reference in float64: says "
         "which of the two is nearer to it, module by module",
     )
@@ -112,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensors",
         metavar=("REFERENCE", "PORT"),
         nargs=2,
+        type=folder_or_url,
         help="the OTEL_TORCH_TENSORS folders of both runs, which show where in its tensor a "
         "finding is, and often what it is. Default: where the recordings say",
     )
@@ -188,6 +196,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with Progress() as progress:
             report = diff(arguments.reference, arguments.port, progress=progress, **options)
+        name_files(report, as_given)
     except (ValueError, OSError) as error:
         # An older file that says "match" must not survive as today's verdict.
         _write_files(arguments, _incomparable(arguments, error))
@@ -228,7 +237,9 @@ def _incomparable(arguments: argparse.Namespace, error: ValueError | OSError) ->
     else:
         reason = " ".join(str(error).split())
     port = arguments.port or arguments.reference
-    return Report("incomparable", reason, reference=arguments.reference, port=port)
+    report = Report("incomparable", reason, reference=arguments.reference, port=port)
+    name_files(report, as_given)
+    return report
 
 
 def _write_files(arguments: argparse.Namespace, report: Report) -> None:

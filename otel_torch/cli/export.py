@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from otel_torch.cli.remote_arguments import path_or_url
 from otel_torch.exporting.exported_recording import ExportError, exported_recordings
 from otel_torch.exporting.targets import TARGETS, check_targets, write_target
 from otel_torch.process.console import say
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recording",
         metavar="RECORDING",
+        type=path_or_url,
         help="a recording (.jsonl), or a folder with those of all ranks",
     )
     targets = parser.add_argument_group("targets")

@@ -134,9 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
         _check_command(chosen)
+        from otel_torch.cli.remote_arguments import local_copies
+
         parsed = make_parser(chosen).parse_args(arguments)
-        status: int = parsed.run(parsed)
-        sys.stdout.flush()
+        with local_copies(parsed):
+            status: int = parsed.run(parsed)
+            sys.stdout.flush()
         return status
     except BrokenPipeError:
         # the reader, such as `| head`, has closed the pipe; keeps Python's exit from complaining

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from otel_torch.process.console import say
+from otel_torch.cli.remote_arguments import folder_or_url
+from otel_torch.process.console import as_given, say
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import escape
 from otel_torch.telemetry.otlp.replay import ReplayOutcome, find_files, replay_file
@@ -38,7 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "beside each file and not sent again. Exit status: 0 all accepted, 1 something refused or "
         "not delivered, 2 bad input."
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", help="OTLP files, or folders of them")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        type=folder_or_url,
+        help="OTLP files, or folders of them; beside a URL nothing is stored: what is sent twice "
+        "arrives twice",
+    )
     parser.add_argument(
         "--rate",
         metavar="RATE",
@@ -123,10 +131,10 @@ def _print(outcomes: Sequence[ReplayOutcome], endpoint: Endpoint, *, as_json: bo
             "endpoint": endpoint.name,
             "files": [_as_json(outcome) for outcome in outcomes],
         }
-        print(json.dumps(result))
+        print(as_given(json.dumps(result)))
         return
     for outcome in outcomes:
-        print(_describe(outcome))
+        print(as_given(_describe(outcome)))
     sys.stdout.flush()
 
 

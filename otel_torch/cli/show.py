@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from otel_torch.cli.remote_arguments import folder_or_url, path_or_url
 from otel_torch.process.console import say
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.recordings_folder import recordings_of
 from otel_torch.rendering.progress import Progress
+from otel_torch.rendering.table import write_line
 from otel_torch.rendering.writable import check_writable
 from otel_torch.settings import BadValue, NumberSet
 from otel_torch.show.selection import Selection
@@ -23,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recordings",
         metavar="RECORDING",
         nargs="+",
+        type=path_or_url,
         help="a recording (.jsonl), a folder with those of all ranks, or a trace of FastVideo; "
         "--html lays several on each other",
     )
@@ -48,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--traces",
         metavar="PATH",
         action="append",
+        type=folder_or_url,
         default=[],
         help="the run's spans: a traces.jsonl of OTEL_TORCH_OTLP_FILE, or a folder of them; "
         "repeat for further ranks. Default: search next to the recording, and where the run "
@@ -140,5 +144,5 @@ def _show(
         messages.append(
             write_chrome_trace(selection, targets[-1], traces, arguments.counters, progress)
         )
-    sys.stdout.write("\n".join(messages) + "\n")
+    write_line(sys.stdout, "\n".join(messages))
     return 0

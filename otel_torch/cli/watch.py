@@ -16,6 +16,7 @@ from otel_torch.recording.input_file import NotReadable
 from otel_torch.recording.metadata import METADATA_SUFFIX
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.recordings_folder import holds_none, recordings_in
+from otel_torch.recording.remote.remote_files import is_url
 from otel_torch.rendering.live_screen import LiveScreen
 from otel_torch.rendering.table import supports_color, terminal_size, write_line
 from otel_torch.show import live_ranks, live_view
@@ -50,6 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0, or 2 for bad input, which is reported in one line on stderr.
     """
+    if is_url(arguments.recording):
+        say(f"{arguments.recording}: watch follows a local file; `otel-torch show` reads a URL")
+        return 2
     path = Path(arguments.recording).expanduser()
     if not 0.01 <= arguments.interval <= 3600:
         say(f"--interval {arguments.interval:g}: give 0.01 to 3600 seconds")

@@ -19,6 +19,7 @@ from otel_torch.parity.map_file import SCHEMA, SIDE_NAMES, SideIndex, quoted
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.resolve_map import RecordedNames
+from otel_torch.rendering.table import as_given
 
 _HEAD = """\
 # Pairs found by `otel-torch diff`: name in the reference = name in the port.
@@ -79,7 +80,7 @@ def save_map(
     """
     writer = _MapWriter(pairs, models, weights, (reference, port), given, ambiguous or {})
     head = _HEAD.format(*map(quoted, titles), SCHEMA)
-    Path(path).write_text(head + writer.text(), encoding="utf-8", errors="replace")
+    Path(path).write_text(as_given(head) + writer.text(), encoding="utf-8", errors="replace")
 
 
 class _MapWriter:

@@ -28,8 +28,13 @@ def compare_temporary_files(run: Callable[[], Report], given: Mapping[Path, Path
         report = run()
     except RecordingError as error:
         raise RecordingError(with_names(str(error))) from None
+    name_files(report, with_names)
+    return report
+
+
+def name_files(report: Report, with_names: Callable[[str], str]) -> None:
+    """Change the names of files in a report."""
     report.reference, report.port = with_names(report.reference), with_names(report.port)
     report.warnings = list(map(with_names, report.warnings))
     report.uncompared = list(map(with_names, report.uncompared))
     report.reason = None if report.reason is None else with_names(report.reason)
-    return report

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 _printed: dict[str, object] = {}
 _suppressed: list[str] = []
+_shown_as: dict[str, str] = {}
 
 
 def escape(text: str) -> str:
@@ -32,10 +33,22 @@ def say(message: str) -> None:
     rank = os.environ.get("RANK")
     prefix = f"otel_torch[rank {rank}]" if rank is not None else "otel_torch"
     try:
-        sys.stderr.write(f"{prefix}: {escape(message)}\n")
+        sys.stderr.write(f"{prefix}: {escape(as_given(message))}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError, RuntimeError):
         pass  # closed, missing, or interrupted in another write
+
+
+def show_as(path: str, name: str) -> None:
+    """From now on, name what the user gave instead of the path of a temporary copy of it."""
+    _shown_as[path] = name
+
+
+def as_given(text: str) -> str:
+    """Return a text for the user with the names that `show_as` knows."""
+    for path, name in _shown_as.items():
+        text = text.replace(path, name)
+    return text
 
 
 def say_once(message: str) -> None:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
+from otel_torch.process.console import as_given
 from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
+from otel_torch.recording.remote.remote_files import LocalCopies, RemoteError, is_url
 from otel_torch.recording.rows import UNPARSABLE, Row, parse_line, parse_lines
 from otel_torch.records import FINGERPRINTS
 from otel_torch.rendering.words import plural
@@ -108,7 +110,7 @@ def read_recording(path: str | Path, *, dataframe: bool | str = False) -> Any:
     A last line that was cut off by a kill is skipped.
 
     Args:
-        path: The recording.
+        path: The recording, or its URL.
         dataframe: `"pandas"` or True, `"polars"`, or False for dicts.
 
     Raises:
@@ -116,8 +118,20 @@ def read_recording(path: str | Path, *, dataframe: bool | str = False) -> Any:
         ValueError: `dataframe` is another word.
         ModuleNotFoundError: a DataFrame is asked for and its library is not installed.
     """
+    if is_url(str(path)):
+        try:
+            with LocalCopies() as copies:
+                return _read(copies.fetch(str(path)), dataframe)
+        except RemoteError as error:
+            raise RecordingError(str(error)) from None
+        except RecordingError as error:
+            raise RecordingError(as_given(str(error))) from None
+    return _read(path, dataframe)
+
+
+def _read(path: str | Path, dataframe: bool | str) -> Any:
     if not dataframe:
-        return RecordedRows(path, load_recording(path).rows)
+        return RecordedRows(as_given(str(path)), load_recording(path).rows)
     library = "pandas" if dataframe is True else str(dataframe)
     if library not in _DATAFRAMES:
         raise ValueError(f"dataframe={dataframe!r}: give {' or '.join(map(repr, _DATAFRAMES))}")

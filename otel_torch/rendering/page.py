@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape as escape_html
 from typing import Any
 
-from otel_torch.rendering.table import escape
+from otel_torch.rendering.table import as_given, escape
 
 _STYLE = """
 :root {
@@ -161,7 +161,7 @@ def document(
         style: More CSS.
     """
     embedded = [_embeddable(script) for script in scripts]
-    return "\n".join(
+    page = "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
@@ -178,6 +178,7 @@ def document(
             "",
         ]
     )
+    return as_given(page)
 
 
 def _embeddable(script: str) -> str:

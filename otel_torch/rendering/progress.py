@@ -7,6 +7,8 @@ import shutil
 import sys
 import time
 
+from otel_torch.process.console import as_given
+
 _INTERVAL = 0.1  # seconds between two updates of the line
 
 
@@ -26,7 +28,8 @@ class Progress:
         now = time.monotonic()
         if self._terminal and now >= self._next_update:
             self._next_update, self._shown = now + _INTERVAL, True
-            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+            shown = as_given(text)[: shutil.get_terminal_size().columns - 1]
+            sys.stderr.write(f"\r\x1b[K{shown}")
             sys.stderr.flush()
 
     def clear(self) -> None:

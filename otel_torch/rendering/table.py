@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from otel_torch.process.console import as_given as as_given
 from otel_torch.process.console import escape as escape
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -164,7 +165,7 @@ def write_line(stream: TextIO, text: str) -> None:
     Raises:
         BrokenPipeError: If the reader has closed the pipe.
     """
-    stream.write(encodable(text, stream) + "\n")
+    stream.write(encodable(as_given(text), stream) + "\n")
 
 
 def encodable(text: str, stream: TextIO) -> str:

@@ -20,7 +20,7 @@ from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
-from otel_torch.rendering.table import escape
+from otel_torch.rendering.table import as_given, escape
 from otel_torch.show.selection import Selection
 from otel_torch.show.traces import (
     Process,
@@ -77,7 +77,7 @@ def write_chrome_trace(
     counter_events = _Counters(selection, spans, layout, counters)
     written = _write_events(
         path,
-        {"recording": escape(selection.path), "start_unix_ns": str(layout.start_ns)},
+        {"recording": escape(as_given(selection.path)), "start_unix_ns": str(layout.start_ns)},
         (
             _name_events(spans, layout),
             _span_events(spans_with_activations, layout),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from otel_torch.process.console import as_given
 from otel_torch.rendering.next_step import NextStep, beside, record
 from otel_torch.show.overview import Overview
 from otel_torch.show.training.trouble import first_nonfinite, troubles
@@ -28,7 +29,7 @@ def next_steps(overview: Overview, recording: str | None = None) -> list[NextSte
     Args:
         recording: The folder that holds the recording beside those of other ranks, if it does.
     """
-    shown = _Shown(overview, recording or overview.selection.path)
+    shown = _Shown(overview, as_given(recording or overview.selection.path))
     return [step for applies, plan in _PLANS if applies(shown) for step in plan(shown)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from otel_torch.laws.facts import BrokenLaw
 from otel_torch.laws.table import broken_laws
+from otel_torch.process.console import as_given
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
@@ -135,7 +136,7 @@ class Overview:
             parts.append(f"run {self.meta['run_id']}")
         if "rank" in self.meta:
             parts.append(f"rank {self.meta['rank']} of {self.meta.get('world_size', '?')}")
-        return f"{selection.path}: {', '.join(parts)}"
+        return f"{as_given(selection.path)}: {', '.join(parts)}"
 
     def ending(self) -> Outcome:
         """Return what became of the run, and since when its training has NaN or Inf."""

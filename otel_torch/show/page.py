@@ -11,6 +11,7 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
+from otel_torch.process.console import as_given
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.page import document
@@ -49,7 +50,7 @@ def write_page(
         RecordingError: If a recording or the traces cannot be read, or nothing is selected.
         OSError: If the page cannot be written.
     """
-    names = _names([selection.path for selection in selections])
+    names = _names([as_given(selection.path) for selection in selections])
     runs = [
         Run(name, number, selection)
         for number, (name, selection) in enumerate(zip(names, selections, strict=True))

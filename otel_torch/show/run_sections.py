@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from otel_torch.process.console import as_given
 from otel_torch.records import LoopStep
 from otel_torch.rendering.page import code, escaped, html_table, sentence
 from otel_torch.rendering.words import plural
@@ -67,7 +68,7 @@ def header(run: Run, grid: Grid) -> list[str]:
         '<header class="card">',
         f'<p><span class="badge {badge}">{escaped(outcome)}</span> '
         f'<span class="faint">{escaped(_summary(run, grid))}</span></p>',
-        f"<h1>{code(run.selection.path)}</h1>",
+        f"<h1>{code(as_given(run.selection.path))}</h1>",
         *([f'<p class="introduced">{sentence(origin)}</p>'] if origin else []),
         *(f'<p class="warning">! {sentence(warning)}</p>' for warning in run.warnings),
         "<details><summary>the run: versions, settings and other facts</summary>"
