@@ -16,11 +16,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from otel_torch.process.job import this_job
+from otel_torch.recording.remote.remote_files import is_url
+from otel_torch.recording.remote.upload import check_place
 from otel_torch.recording.run_file import fill_placeholders
 from otel_torch.rendering.next_step import NextStep, advice_lines
 from otel_torch.settings import (
@@ -238,6 +241,9 @@ def find_recording(environ: Environ) -> Iterator[CheckResult]:
     if settings.jsonl is None:
         yield CheckResult("recording", None, "OTEL_TORCH_JSONL is off: none is written")
         return
+    if is_url(settings.jsonl):
+        yield _check_url(settings.jsonl, environ)
+        return
     path = _absolute_path(settings.jsonl, environ)
     if os.path.isdir(path):
         text = f"{settings.jsonl}: is a folder; OTEL_TORCH_JSONL names a file"
@@ -252,6 +258,14 @@ def find_otlp_files(environ: Environ) -> Iterator[CheckResult]:
     if settings is not None and settings.otlp_file is not None:
         folder = _absolute_path(settings.otlp_file, environ)
         yield _check_folder("otlp files", settings.otlp_file, folder, settings)
+
+
+def _check_url(setting: str, environ: Environ) -> CheckResult:
+    reason = check_place(fill_placeholders(setting, this_job(environ)))
+    if reason is None:
+        text = f"{setting}: can be written, once the recording in {tempfile.gettempdir()} has ended"
+        return CheckResult("recording", True, text)
+    return CheckResult("recording", False, f"{setting}: cannot be written: {reason}")
 
 
 def _absolute_path(template: str, environ: Environ) -> str:

@@ -129,8 +129,12 @@ class RecordingSink(Sink):
     def finish(self, deadline: float) -> None:
         if self._file.is_open:
             self._file.close()
-            say(f"{self.written} records in {self.path}")
+            say(f"{self.written} records in {self._deliver()}")
         self._is_finished = True
+
+    def _deliver(self) -> str:
+        """Return where the recording is, now that it is whole."""
+        return str(self.path)
 
     def _can_write(self) -> bool:
         return self._file.writing_ended is None and not self._is_finished

@@ -36,7 +36,7 @@ def resolve_path(template: str, job: Job) -> Path:
     """
     is_unique = "<rank>" in template or "<pid>" in template or job.world_size == 1
     path = Path(fill_placeholders(template, job)).expanduser()
-    return path if is_unique else _insert_part(path, f"rank{job.rank}")
+    return path if is_unique else insert_part(path, f"rank{job.rank}")
 
 
 def fill_placeholders(template: str, job: Job) -> str:
@@ -59,14 +59,14 @@ def claim_path(path: Path, job: Job, metadata: str) -> tuple[Path, int]:
     with _locked(path.parent):
         owner = _read_owner(path)
         if owner is not None and owner[:2] == (job.run_id, job.rank) and owner[2] != job.pid:
-            path = _insert_part(path, f"pid{job.pid}")
+            path = insert_part(path, f"pid{job.pid}")
         if os.path.lexists(path):
             _rename_earlier_run(path)
         try:
             descriptor = _create(path)
         except FileExistsError:
             # this file system has no locks, and another process was faster
-            path = _insert_part(path, f"pid{job.pid}")
+            path = insert_part(path, f"pid{job.pid}")
             descriptor = _create(path)
         try:
             replace_file(metadata_path(path), metadata)
@@ -123,7 +123,7 @@ def _rename_earlier_run(path: Path) -> None:
     if not path.is_file() and not path.is_symlink():
         raise OSError(errno.EINVAL, "not a regular file")
     number = 1
-    while any(map(os.path.lexists, (new := _insert_part(path, str(number)), metadata_path(new)))):
+    while any(map(os.path.lexists, (new := insert_part(path, str(number)), metadata_path(new)))):
         number += 1
     path.rename(new)
     with contextlib.suppress(FileNotFoundError):
@@ -131,7 +131,12 @@ def _rename_earlier_run(path: Path) -> None:
     say(f"{path} is from an earlier run; renamed to {new.name}")
 
 
-def _insert_part(path: Path, part: str) -> Path:
+def insert_part(path: Path, part: str) -> Path:
+    """Return a path with a further part in its name.
+
+    >>> insert_part(Path("out/run.jsonl"), "1").as_posix()
+    'out/run.1.jsonl'
+    """
     if path.suffix == ".jsonl":
         return path.with_name(f"{path.stem}.{part}.jsonl")
     return path.with_name(f"{path.name}.{part}")
