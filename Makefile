@@ -39,7 +39,7 @@ help:
 	@echo "make test-oldest     run what depends on torch's version on the oldest supported one, in $(OLDEST) (7 GB more)"
 	@echo "make install         install what several targets need at once: EXTRAS='lint site test'"
 	@echo "make backends        build what make e2e tests against, and nothing else"
-	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
+	@echo "make e2e             build Collector, Prometheus, Jaeger, Loki and an S3 server with Go (once: 15 minutes, 8 GB) and test against them"
 	@echo "make chaos           attack recorded programs and the commands at random; SECONDS=600 SEED=1 ATTACK=kill select"
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
 	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"

@@ -418,7 +418,9 @@ class Settings:
         "otel-torch/<run>.rank<rank>.jsonl",
         "Path of the recording; `off` writes none. `<pid>`, `<rank>` and `<run>` are replaced, `~` "
         "is expanded, and missing folders are made. The file of an earlier run is renamed to "
-        "`NAME.1.jsonl` (and so on), together with its metadata.",
+        "`NAME.1.jsonl` (and so on), together with its metadata. A recording whose path is a URL "
+        "(`s3://bucket/<rank>.jsonl`) is written into a temporary folder and uploaded at the end; "
+        "this needs `otel-torch[remote]`.",
         alias="FASTVIDEO_TRACE_OUTPUT",
     )
     jsonl_ranks: RankSelection = _setting(

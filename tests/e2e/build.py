@@ -1,5 +1,5 @@
-"""Builds the Collector, Prometheus, Jaeger and Loki that the tests start, so that they are tested
-against and not assumed.
+"""Builds the Collector, Prometheus, Jaeger, Loki and the S3 server (Versity) that the tests start, so
+that they are tested against and not assumed.
 
     python -m tests.e2e.build              what is missing
     python -m tests.e2e.build jaeger loki  these, what is missing of them
@@ -73,6 +73,8 @@ PROGRAMS = {
         ),
         Program("jaeger", "v1.76.0", "github.com/jaegertracing/jaeger/cmd/jaeger", 3),
         Program("loki", "v3.7.8", "github.com/grafana/loki/v3/cmd/loki", 4),
+        # an S3 server
+        Program("versitygw", "v1.8.0", "github.com/versity/versitygw/cmd/versitygw", 1),
     )
 }
 

@@ -103,6 +103,16 @@ RECIPES = {
     "loki": Recipe(
         ("LOKI_PORT", "LOKI_GRPC_PORT"), loki_arguments, "http://127.0.0.1:{LOKI_PORT}/ready", {"LOKI_DATA": "{folder}/data"}
     ),
+    # an S3 server whose buckets are folders
+    "versitygw": Recipe(
+        ("S3_PORT",),
+        lambda environ, folder: [
+            "--port", f"127.0.0.1:{environ['S3_PORT']}", "--health", "/health",
+            "posix", "--sidecar", str(folder / "sidecar"), str(folder / "data"),
+        ],
+        "http://127.0.0.1:{S3_PORT}/health",
+        {"ROOT_ACCESS_KEY": "key", "ROOT_SECRET_KEY": "a-secret"},
+    ),
 }  # fmt: skip
 
 

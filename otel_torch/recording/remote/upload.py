@@ -51,7 +51,7 @@ def check_place(url: str) -> str | None:
 def _in_own_process(action: str, *arguments: str) -> str | None:
     if arguments[-1].startswith(_OF_THIS_PROCESS):
         return _try(lambda seconds: None, action, *arguments)
-    command = [sys.executable, "-P", "-m", __name__, action, *arguments]
+    command = [sys.executable or "python3", "-P", "-m", __name__, action, *arguments]
     package = str(Path(__file__).parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = os.environ | {"OTEL_TORCH_ENABLED": "0", "PYTHONPATH": os.pathsep.join(paths)}
@@ -66,7 +66,7 @@ def _in_own_process(action: str, *arguments: str) -> str | None:
             close_fds=False,  # which would need a fork: an interpreter that ends allows none
         )
     except OSError as error:
-        return f"{sys.executable or 'Python'} cannot be started ({error.strerror})"
+        return f"{command[0]} cannot be started ({error.strerror})"
     said = process.stdout.strip()
     return None if said == _DONE else said or f"its process ended with {process.returncode}"
 

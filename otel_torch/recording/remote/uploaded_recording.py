@@ -30,6 +30,7 @@ class UploadedRecording(RecordingSink):
         # made with the first record, under a name that nobody can guess
         name = f"otel_torch.{secrets.token_hex(8)}"
         self._folder = Path(tempfile.gettempdir()) / name
+        options["otlp_folder"] = None  # no relative path leads from a store to this machine
         super().__init__(str(self._folder / rest), job, losses, **options)
 
     def _url(self) -> str:
