@@ -16,6 +16,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `latest` | a third round of these |
 | `newest` | a fourth round |
 | `layouts` | one process against the ranks of the same model |
+| `later_layouts` | other layouts and faults, written without sight of the comparison |
 | `engines` | transformers against vLLM |
 | `engine_rows` | the same, recorded as graphs of operations with rows |
 | `later_engines` | other models and faults, written without sight of the comparison |
@@ -43,6 +44,7 @@ CORPORA = {
     "latest": "tests.corpora.unseen.cases",
     "newest": "tests.corpora.unseen.cases",
     "layouts": "tests.corpora.layouts.cases",
+    "later_layouts": "tests.corpora.layouts.later",
     "engines": "tests.corpora.engines.cases",
     "engine_rows": "tests.corpora.engines.cases",
     "later_engines": "tests.corpora.engines.later",

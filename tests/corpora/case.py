@@ -92,6 +92,7 @@ class Right:
         coarser: kinds of cause that say less than what is known.
         words: of the explanation, all of them; `|` separates alternatives.
         says: fields of the finding and their only right values, where no other place is nearly right.
+        or_says: other values that are as right.
         grade: what an answer counts that is as expected; less than `exact` if it is known to be less
             than the truth.
     """
@@ -106,6 +107,7 @@ class Right:
     coarser: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     says: Mapping[str, Any] = field(default_factory=dict)
+    or_says: tuple[Mapping[str, Any], ...] = ()
     grade: str = "exact"
 
     def __str__(self) -> str:

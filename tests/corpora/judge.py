@@ -205,7 +205,10 @@ def is_at_its_moment(right: Right, named: Named) -> bool:
     first = named.finding
     if right.step is not None and (first is None or first.step != right.step):
         return False
-    return all(_field(first, name) == value for name, value in right.says.items())
+    return any(
+        all(_field(first, name) == value for name, value in says.items())
+        for says in (right.says, *right.or_says)
+    )
 
 
 def _field(finding: Any, name: str) -> Any:
