@@ -76,6 +76,13 @@ class JudgedPlace:
         return self.is_wrong or (self.layout is not None and self.layout.wrong is not None)
 
     @property
+    def is_padded_end(self) -> bool:
+        """Whether the model returns it with a padding that keeps it from being compared."""
+        key, layout = self.place.key, self.layout
+        is_end = not key[1] and key[2].startswith("out")
+        return is_end and self.is_padded and layout is not None and math.isnan(layout.error)
+
+    @property
     def is_wrong(self) -> bool:
         """Whether the ranks do not hold what the reference has."""
         return self.unreduced or (self.layout is not None and self.layout.is_wrong)

@@ -50,14 +50,16 @@ def write_merged_metadata(
     return other[0] if 0 < len(other) < len(metadata) else None
 
 
-def only_reference_has_optimizers(reference: Path, ranks: dict[int, Path]) -> bool:
-    """Return whether optimizers of the reference hold parameters, and none of the ranks do.
-
-    Those of the ranks then hold others that they are made of, such as a flat part of all.
+def use_others_than_parameters(reference: Path, ranks: dict[int, Path]) -> bool:
+    """Return whether the optimizers of all ranks hold other tensors than the parameters, which
+    those of the reference hold: they are made of these, such as a flat part of all.
     """
-    if not read_metadata(reference).get("optimizers"):
-        return False
-    return not any(read_metadata(path).get("optimizers") for path in ranks.values())
+
+    def hold_parameters(path: Path) -> bool:
+        optimizers = read_metadata(path).get("optimizers") or ()
+        return any(not optimizer.get("copies") for optimizer in optimizers)
+
+    return hold_parameters(reference) and not any(map(hold_parameters, ranks.values()))
 
 
 def _merge_models(

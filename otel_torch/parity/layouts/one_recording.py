@@ -27,7 +27,7 @@ from otel_torch.parity.layouts.judged_places import (
     judge_places,
 )
 from otel_torch.parity.layouts.merged_metadata import (
-    only_reference_has_optimizers,
+    use_others_than_parameters,
     write_merged_metadata,
 )
 from otel_torch.parity.layouts.numbering import number_ranks
@@ -103,12 +103,14 @@ def write_one_recording(
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
     in_parts: list[Row] = []
+    padded_ends: list[Row] = []
+    has_gradients = False
     biases, equal_rows, tied = Biases(), EqualRows(), TiedWeights()
     equal_parts = EqualParts()
     in_order: set[TensorName] = set()
     tables, fused, padded = ShardedTables(), FusedParts(len(ranks)), PaddedTables()
     passes = fused.accept, padded.forget_others, tables.set_aside
-    are_used_elsewhere = only_reference_has_optimizers(reference, ranks)
+    are_used_elsewhere = use_others_than_parameters(reference, ranks)
     skipped = SkippedUpdates(ranks_that_skip(reference, ranks))
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     dealt, groups = find_dealt_calls(reference, ranks, numberings)
@@ -142,6 +144,9 @@ def write_one_recording(
                     continue
                 biases.learn(place)
                 equal_parts.learn(place)
+                has_gradients |= place.place.key[-2] == "backward"
+                if place.is_padded_end:
+                    padded_ends.append(place.rows[0].row)
                 if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
                     one.only_rank[place.place.key] = place.place.ranks[0].rank
                 row = _row_of(place, numbers)
@@ -163,6 +168,12 @@ def write_one_recording(
                 file.write(json.dumps(spelled) + "\n")
     for cut in cuts:
         leave_out(cut)
+    if padded_ends and not has_gradients:
+        leave_out(
+            f"the ranks pad the output {padded_ends[0]['tensor']} of "
+            f"{padded_ends[0].get('model')}, and what is in the padding is not known, so that it "
+            "was not compared: `otel-torch bisect` compares the ranks part by part"
+        )
     if incomplete:
         leave_out(
             f"{len(incomplete)} rows were left out because some shards of their tensors are "

@@ -233,6 +233,8 @@ class _TrainingComparison:
         steps, report = context.steps, self._report
         model = steps.reference.model
         if not all(step.updated for step in steps):
+            if any(map(_is_last_copy, self._recordings, steps)):
+                return  # no forward follows that would show it
             report.known.discard(model)
             if all(map(_knows_updates, self._recordings)):
                 report.first = judge_skipped(context)
@@ -281,6 +283,14 @@ class _TrainingComparison:
             and tables.reference.group_of(pair.names.reference, steps.reference.step) is not None
             and tables.port.group_of(pair.names.port, steps.port.step) is None
         ]
+
+
+def _is_last_copy(recording: LoadedRecording, step: RecordedStep) -> bool:
+    """Return whether an optimizer's copies were copied back after this step at the end of the
+    program: the parameters are seen before the next forward.
+    """
+    optimizers = recording.meta.get("optimizers") or ()
+    return any(own.get("copies") and own.get("last_step") == step.step for own in optimizers)
 
 
 def _knows_updates(recording: LoadedRecording) -> bool:

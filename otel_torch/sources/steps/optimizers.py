@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.sources.steps.training_clock import TrainingClock
-from otel_torch.torch_private import unobserved, unseen_by_function_modes
+from otel_torch.torch_private import place_among_ranks, unobserved, unseen_by_function_modes
 
 
 class Trained(Protocol):
@@ -189,7 +189,7 @@ class Optimizers:
         """Return the optimizers that hold parameters of a model, or else copies of them.
 
         Copies are recognized by their number: no model holds the tensors, and they have as many
-        elements as the model trains.
+        elements as the model trains, or as a rank's piece of these in one vector has.
         """
         parameter_ids, held = model.parameter_ids(), model.clock.held_by
         state = self._changes, len(self._clocks), parameter_ids
@@ -200,10 +200,11 @@ class Optimizers:
                 clock.is_claimed = True
             if not clocks:
                 elements = _count_elements(model.trainable_parameters())
+                sizes = {elements, -(-elements // place_among_ranks()[1])}
                 clocks = [
                     clock
                     for clock in self
-                    if clock.is_in_use and not clock.is_claimed and clock.elements == elements
+                    if clock.is_in_use and not clock.is_claimed and clock.elements in sizes
                 ]
             state = self._changes, len(self._clocks), parameter_ids
             held = model.clock.held_by = state, clocks
