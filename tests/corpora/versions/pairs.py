@@ -38,7 +38,7 @@ Model()({inputs})
 """
 
 
-def _training(imports: str, optimizer: str) -> str:
+def _training(imports: str, optimizer: str, begin: str = "") -> str:
     """Return a program that trains three steps."""
     return f"""\
 import torch
@@ -47,6 +47,7 @@ import torch
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 optimizer = {optimizer}
+{begin}
 for step in range(3):
     optimizer.zero_grad()
     model(torch.randn(4, 6)).square().mean().backward()
@@ -188,6 +189,70 @@ torch.manual_seed(0)
 PowerMeanAggregation(p=0.5)(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2]))
 """,
      "PowerMeanAggregation.forward PowerMeanAggregation.__init__"),
+    ("each of a batch by itself", "monai==1.5.2", "monai==1.6.1",
+     """\
+import torch
+from monai.losses import GeneralizedWassersteinDiceLoss
+
+torch.manual_seed(0)
+distances = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.5], [1.0, 0.5, 0.0]])
+loss = GeneralizedWassersteinDiceLoss(distances)
+loss(torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4)))
+""",
+     "GeneralizedWassersteinDiceLoss._compute_generalized_true_positive "
+     "GeneralizedWassersteinDiceLoss._compute_denominator"),
+    ("mask of a loss", "monai==1.5.2", "monai==1.6.1",
+     """\
+import torch
+from monai.losses import MaskedDiceLoss
+
+torch.manual_seed(0)
+mask = torch.ones(2, 1, 6, 6)
+mask[:, :, :3] = 0
+loss = MaskedDiceLoss(sigmoid=True)
+loss(torch.randn(2, 1, 6, 6), (torch.rand(2, 1, 6, 6) > 0.5).float(), mask)
+""",
+     "MaskedDiceLoss.__init__ MaskedDiceLoss.forward"),
+    ("free of a schedule", "schedulefree==1.2.7", "schedulefree==1.4.1",
+     _training("from schedulefree import AdamWScheduleFree",
+               "AdamWScheduleFree(model.parameters(), lr=0.1)", "optimizer.train()"),
+     "AdamWScheduleFree.step"),
+    ("centers of a class", "pytorch-metric-learning==2.8.1", "pytorch-metric-learning==2.9.0",
+     """\
+import torch
+from pytorch_metric_learning.losses import SubCenterArcFaceLoss
+from pytorch_metric_learning.reducers import SumReducer
+
+torch.manual_seed(0)
+loss = SubCenterArcFaceLoss(num_classes=4, embedding_size=6, reducer=SumReducer())
+loss(torch.randn(8, 6), torch.randint(0, 4, (8,)))
+""",
+     "SubCenterArcFaceLoss.__init__"),
+    ("merged and taken out", "peft==0.19.1", "peft==0.21.2",
+     """\
+import sys
+import torch
+
+sys.modules["torchao"] = None  # the shared one is too new for this package
+from peft import IA3Config, inject_adapter_in_model
+
+torch.manual_seed(0)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x)
+
+config = IA3Config(target_modules=["conv"], feedforward_modules=[], init_ia3_weights=False)
+model = inject_adapter_in_model(config, Net())
+model.conv.merge()
+model.conv.unmerge()
+model(torch.randn(1, 3, 6, 6))
+""",
+     "_ConvNd.unmerge"),
     ("pattern of ranks", "peft==0.14.0", "peft==0.15.2",
      """\
 import sys
