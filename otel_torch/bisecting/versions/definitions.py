@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-ChangeKind = Literal["changed", "removed", "added"]
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -22,7 +20,7 @@ class Definition:
     """A statement that binds a name, in a module or in a class.
 
     Attributes:
-        name: As `__qualname__` has it; of several of one name, all but the first have a number.
+        name: As `__qualname__` has it.
         owner: The class that holds it; empty in a module.
         first, last: Its lines from 1, with decorators.
         indent: Columns before it.
@@ -39,67 +37,42 @@ class Definition:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class DefinitionChange:
-    """A definition that differs between two versions of a module; None where it does not exist."""
+def changed_definitions(
+    old: Mapping[str, Definition], new: Mapping[str, Definition]
+) -> dict[str, Definition]:
+    """Return what differs between two versions of a module: the new definition, else the old one.
 
-    name: str
-    old: Definition | None
-    new: Definition | None
+    What only one version of a module defines changes nothing by itself, but a method that only one
+    version of a class has overrides another.
 
-    @property
-    def kind(self) -> ChangeKind:
-        """What became of it."""
-        if self.old is None:
-            return "added"
-        return "removed" if self.new is None else "changed"
-
-    @property
-    def known(self) -> Definition:
-        """The new definition, else the old one."""
-        definition = self.new or self.old
-        assert definition is not None
-        return definition
-
-
-def changed_definitions(old: str, new: str) -> list[DefinitionChange]:
-    """Return what differs between two versions of a module.
-
-    Of a class each method and attribute is a definition, and the class is one where its decorators
-    or bases differ. What only one version of a module defines changes nothing by itself, but a
-    method that only one version of a class has overrides another.
-
-    Raises:
-        SyntaxError: One of them is no Python.
-
-    >>> old = "def f(x):\\n    return x + 1\\ndef g(x):\\n    return x"
-    >>> new = "def f(x):\\n    # more\\n    return x + 2\\ndef g(x: int):\\n    return x"
-    >>> [(change.name, change.kind) for change in changed_definitions(old, new)]
-    [('f', 'changed')]
+    >>> old = definitions_of("def f(x):\\n    return x + 1\\ndef g(x):\\n    return x")
+    >>> new = definitions_of("def f(x):\\n    return x + 2\\ndef g(x: int):\\n    return x")
+    >>> list(changed_definitions(old, new))
+    ['f']
     """
-    before, after = definitions_of(old), definitions_of(new)
-    changes = []
-    for name in dict.fromkeys((*before, *after)):
-        change = DefinitionChange(name, before.get(name), after.get(name))
-        if change.old is None or change.new is None:
-            owner = change.known.owner
-            if owner in before and owner in after:
-                changes.append(change)
-        elif change.old.meaning != change.new.meaning:
-            changes.append(change)
-    return changes
+    every = {**old, **new}
+    return {
+        name: own
+        for name, own in every.items()
+        if (
+            old[name].meaning != new[name].meaning
+            if name in old and name in new
+            else own.owner in old and own.owner in new
+        )
+    }
 
 
 def definitions_of(source: str) -> dict[str, Definition]:
-    """Return what a module defines, by name, in order.
+    """Return what a module and its classes define, by name, in order.
+
+    Of several of one name, all but the first have a number.
 
     Raises:
         SyntaxError: It is no Python.
     """
-    tree = without_annotations(ast.parse(source))
     counts: Counter[str] = Counter()
     definitions = {}
-    for definition in _definitions(tree.body, ""):
+    for definition in _definitions(without_annotations(ast.parse(source)).body, ""):
         counts[definition.name] += 1
         number = counts[definition.name]
         name = definition.name if number == 1 else f"{definition.name}#{number}"
@@ -109,7 +82,7 @@ def definitions_of(source: str) -> dict[str, Definition]:
 
 def _definitions(body: list[ast.stmt], owner: str) -> Iterator[Definition]:
     prefix = f"{owner}." if owner else ""
-    for node in body:
+    for node in statements(body):
         first = first_line(node)
         place = (owner, first, node.end_lineno or first, node.col_offset)
         if isinstance(node, _Function):
@@ -124,15 +97,18 @@ def _definitions(body: list[ast.stmt], owner: str) -> Iterator[Definition]:
             name = ", ".join(map(ast.unparse, targets))
             if name != "__all__":
                 yield Definition(prefix + name, *place, "value", ast.dump(node))
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a scope, of blocks such as `if` and `try` what is in them."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
+            handlers = [own.body for own in getattr(node, "handlers", ())]
+            others = [getattr(node, field, []) for field in ("orelse", "finalbody")]
+            for block in (node.body, *handlers, *others):
+                yield from statements(block)
         else:
-            for block in inner_blocks(node):
-                yield from _definitions(block, owner)
-
-
-def without_annotations(tree: ast.Module) -> ast.Module:
-    """Take docstrings, and annotations of functions, out of a tree; return it."""
-    plain: ast.Module = _Plain().visit(tree)
-    return plain
+            yield node
 
 
 def first_line(node: ast.stmt) -> int:
@@ -141,55 +117,41 @@ def first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(own.lineno for own in decorators)])
 
 
-def inner_blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of a statement such as `if` and `try`, which open no scope."""
-    if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
-        for field in ("body", "orelse", "finalbody"):
-            yield getattr(node, field, [])
-        for handler in getattr(node, "handlers", ()):
-            yield handler.body
+def without_annotations(tree: ast.Module) -> ast.Module:
+    """Take docstrings, and annotations of functions, out of a tree; return it."""
+    plain: ast.Module = ast.fix_missing_locations(_Plain().visit(tree))
+    return plain
 
 
 class _Plain(ast.NodeTransformer):
     """Leaves out what changes no number: docstrings, and annotations of functions."""
 
-    def __init__(self) -> None:
-        self._depth = 0  # of functions
+    _is_in_function = False
 
-    def _visit_function(self, node: _Function) -> ast.AST:
-        arguments = node.args
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        for argument in filter(None, [*every, arguments.vararg, arguments.kwarg]):
-            argument.annotation = None
+    def _visit_scope(self, node: _Function | ast.ClassDef) -> ast.AST:
+        match node.body[0]:
+            case ast.Expr(ast.Constant(str())):
+                node.body = node.body[1:] or [ast.Pass()]
+        around = self._is_in_function
+        self._is_in_function = isinstance(node, _Function)
+        self.generic_visit(node)
+        self._is_in_function = around
+        return node
+
+    visit_ClassDef = _visit_scope
+
+    def visit_FunctionDef(self, node: _Function) -> ast.AST:
         node.returns = None
-        node.body = _without_docstring(node.body)
-        self._depth += 1
-        self.generic_visit(node)
-        self._depth -= 1
+        return self._visit_scope(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
         return node
 
-    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        node.body = _without_docstring(node.body)
-        # the names of fields of a dataclass are read from annotations
-        depth, self._depth = self._depth, 0
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         self.generic_visit(node)
-        self._depth = depth
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        self.generic_visit(node)
-        if not self._depth:
+        if not self._is_in_function:  # the names of fields of a dataclass are read from these
             return node
-        if node.value is None:
-            return ast.copy_location(ast.Pass(), node)
-        return ast.copy_location(ast.Assign([node.target], node.value), node)
-
-
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0]
-    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    if not is_docstring or not isinstance(first.value.value, str):  # type: ignore[attr-defined]
-        return body
-    return body[1:] or [ast.copy_location(ast.Pass(), first)]
+        return ast.Pass() if node.value is None else ast.Assign([node.target], node.value)

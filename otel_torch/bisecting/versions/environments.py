@@ -5,10 +5,11 @@ from __future__ import annotations
 import filecmp
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from otel_torch.parity.sides import Sides
 
@@ -24,10 +25,7 @@ def place(module):
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
         return None
-    if spec is None:
-        return None
-    folders = list(spec.submodule_search_locations or ())
-    return folders[0] if folders else spec.origin
+    return spec and [*(spec.submodule_search_locations or ()), spec.origin][0]
 packages = {}
 for own in importlib.metadata.distributions():
     name = own.metadata["Name"]
@@ -41,20 +39,17 @@ print(json.dumps([list(sys.version_info[:2]), packages, lacks]))
 """
 # what installs packages is no part of a program
 _INSTALLERS = frozenset({"pip", "setuptools", "wheel", "otel-torch"})
-_COMPILED = (".so", ".pyd", ".dylib")
 
 
 class UnusableEnvironment(ValueError):
     """An interpreter cannot run the program; the message is one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledPackage:
+class InstalledPackage(NamedTuple):
     """A distribution, and where its modules are by the names that are imported."""
 
-    name: str
     version: str
-    places: Mapping[str, str]
+    places: Mapping[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,8 @@ def list_environment(python: str) -> PythonEnvironment:
         raise UnusableEnvironment(f"{python} cannot be listed, it needs Python 3.11: {last}")
     version, packages, lacks = json.loads(done.stdout.splitlines()[-1])
     installed = {
-        name: InstalledPackage(name, number, places) for name, (number, places) in packages.items()
+        name: InstalledPackage(own, {module: Path(x).resolve() for module, x in places.items()})
+        for name, (own, places) in packages.items()
     }
     return PythonEnvironment(python, tuple(version), installed, tuple(lacks))
 
@@ -106,15 +102,12 @@ class Suspect:
     @cached_property
     def files(self) -> dict[str, Sides[Path | None]]:
         """All Python files that differ, by their path below the root's parent."""
-        sides = self.roots.map(_python_files)
-        names = sorted({*sides.reference, *sides.port})
-        pairs = {name: Sides(sides.reference.get(name), sides.port.get(name)) for name in names}
-        return {name: pair for name, pair in pairs.items() if not _is_same(pair)}
+        return _differing_files(self.roots, (".py",))
 
     @property
     def has_other_compiled_code(self) -> bool:
         """Whether a compiled library differs, which cannot be exchanged."""
-        return not _have_same_libraries(self.roots)
+        return bool(_differing_files(self.roots, (".so", ".pyd", ".dylib")))
 
     def __str__(self) -> str:
         old, new = self.versions
@@ -127,41 +120,32 @@ def find_suspects(environments: Sides[PythonEnvironment]) -> list[Suspect]:
     old, new = environments.map(lambda environment: environment.packages)
     suspects = []
     for name in sorted(old.keys() & new.keys() - _INSTALLERS):
-        pair = Sides(old[name], new[name])
-        roots = pair.map(_roots)
-        versions = pair.map(lambda package: package.version)
+        versions = Sides(old[name].version, new[name].version)
+        roots = Sides(old[name].places, new[name].places)
         suspect = Suspect(name, versions, roots)
         if versions.reference != versions.port or (roots.reference != roots.port and suspect.files):
             suspects.append(suspect)
     return suspects
 
 
-def _roots(package: InstalledPackage) -> Mapping[str, Path]:
-    return {name: Path(place).resolve() for name, place in package.places.items()}
+def _differing_files(
+    roots: Sides[Mapping[str, Path]], suffixes: Sequence[str]
+) -> dict[str, Sides[Path | None]]:
+    old, new = roots.map(lambda own: dict(_files(own, suffixes)))
+    pairs = {name: Sides(old.get(name), new.get(name)) for name in sorted({*old, *new})}
+    return {name: pair for name, pair in pairs.items() if not _is_same(*pair)}
 
 
-def _python_files(roots: Mapping[str, Path]) -> dict[str, Path]:
-    files = {}
+def _files(roots: Mapping[str, Path], suffixes: Sequence[str]) -> Iterator[tuple[str, Path]]:
     for name, root in roots.items():
-        if root.is_file():
-            files[root.name] = root
-        for path in root.rglob("*.py"):
-            files[str(Path(name, path.relative_to(root)))] = path
-    return files
+        if root.is_file() and root.suffix in suffixes:
+            yield root.name, root
+        for path in root.rglob("*"):
+            if path.suffix in suffixes:
+                yield str(Path(name, path.relative_to(root))), path
 
 
-def _is_same(pair: Sides[Path | None]) -> bool:
-    old, new = pair
+def _is_same(old: Path | None, new: Path | None) -> bool:
     if old is None or new is None:
         return False
     return old == new or filecmp.cmp(old, new, shallow=False)
-
-
-def _have_same_libraries(roots: Sides[Mapping[str, Path]]) -> bool:
-    old, new = ({path.name: path for path in _libraries(own)} for own in roots)
-    return old.keys() == new.keys() and all(_is_same(Sides(old[x], new[x])) for x in old)
-
-
-def _libraries(roots: Mapping[str, Path]) -> Iterator[Path]:
-    for root in roots.values():
-        yield from (path for path in root.rglob("*") if path.suffix in _COMPILED)

@@ -11,9 +11,7 @@ T = TypeVar("T")
 _STRIDE = 4
 
 
-def find_minimal_set(
-    ranked: Sequence[T], heals: Callable[[Sequence[T]], bool], before: Sequence[T] = ()
-) -> list[T] | None:
+def find_minimal_set(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) -> list[T] | None:
     """Return the changes of which all are needed, and which together are enough.
 
     The last change of the shortest start of the ranking that heals is needed: without it nothing is
@@ -23,7 +21,6 @@ def find_minimal_set(
     Args:
         ranked: Changes, the most suspicious first.
         heals: Whether the result is the old one with these changes taken back. Each call is a run.
-        before: What is needed already.
 
     Returns:
         None where even all of them do not heal.
@@ -31,24 +28,22 @@ def find_minimal_set(
     >>> find_minimal_set("abcdefgh", lambda tried: {"b", "g"} <= set(tried))
     ['g', 'b']
     """
-    needed = list(before)
+    needed: list[T] = []
     rest = list(ranked)
-    while True:
-        count = _shortest_start(rest, lambda start: heals([*needed, *start]))
-        if count is None:
-            return None
+    while count := _shortest_start(rest, lambda start: heals([*needed, *start])):
         needed.append(rest[count - 1])
         rest = rest[: count - 1]
         if not rest or heals(needed):
             return needed
+    return None
 
 
-def _shortest_start(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) -> int | None:
-    """Return the length of the shortest start that heals: strides, then halves."""
+def _shortest_start(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) -> int:
+    """Return the length of the shortest start that heals, else 0: strides, then halves."""
     fails, length = 0, 1
     while not heals(ranked[:length]):
         if length >= len(ranked):
-            return None
+            return 0
         fails, length = length, min(_STRIDE * length, len(ranked))
     while length - fails > 1:
         middle = (fails + length) // 2

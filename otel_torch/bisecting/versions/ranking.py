@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -49,10 +49,6 @@ class ExecutedFunctions:
                     self.neighbors[place].add(other)
                     self.neighbors[other].add(place)
 
-    def ran(self, place: CodePlace) -> bool:
-        """Return whether a definition ran: of what is no function whether its module was loaded."""
-        return place in self.order
-
     def distances(self, anchors: Iterable[CodePlace]) -> dict[CodePlace, int]:
         """Return over how many calls each function is from the nearest anchor."""
         distances = dict.fromkeys(anchors, 0)
@@ -78,62 +74,48 @@ def place_of(file: str | None, function: str) -> CodePlace | None:
     return CodePlace(file, "" if name.startswith("<") else name)
 
 
-class CandidateChange(NamedTuple):
-    """A change that may make the difference.
-
-    `kind` is that of the definition: `function`, `value` or `class`.
-    """
-
-    place: CodePlace
-    kind: str
-
-
 def rank(
-    candidates: Sequence[CandidateChange],
+    candidates: Mapping[CodePlace, str],
     executed: ExecutedFunctions,
     anchors: Sequence[CodePlace],
     text_of: Callable[[CodePlace], str],
     *,
     are_weights: bool,
-) -> list[CandidateChange]:
+) -> list[CodePlace]:
     """Return the candidates, the most suspicious first.
 
     Args:
+        candidates: Changes, each `function`, `value` or `class`.
         anchors: The functions of the lines that differ, the first one first.
         text_of: Returns the text of a function, to see what it names.
         are_weights: Whether parameters differ, so that what makes them is suspect.
     """
     distances = executed.distances(anchors)
     first = {place: index for index, place in reversed(list(enumerate(anchors)))}
-    readers: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    for place, distance in distances.items():
-        readers[place.file].append((place.name, distance))
     far = len(executed.order) + 1
 
-    def distance_of(candidate: CandidateChange) -> int:
-        place = candidate.place
+    def distance_of(place: CodePlace) -> int:
         if are_weights and _INITIALIZERS.search(place.name):
             return 0
-        if candidate.kind == "function":
+        if candidates[place] == "function":
             return distances.get(place, far)
         # a value or a class is as near as the nearest function that names it, or belongs to it
         last = re.compile(rf"\b{re.escape(place.name.rpartition('.')[2])}\b")
         near = [
             distance
-            for name, distance in readers.get(place.file, ())
-            if name.startswith(f"{place.name}.")
-            or last.search(text_of(CodePlace(place.file, name)))
+            for own, distance in distances.items()
+            if own.file == place.file
+            and (own.name.startswith(f"{place.name}.") or last.search(text_of(own)))
         ]
         return min(near, default=far) + 1
 
-    def key(candidate: CandidateChange) -> tuple[object, ...]:
-        place = candidate.place
-        shared = max((_shared_parts(place.file, own.file) for own in anchors), default=0)
+    def key(place: CodePlace) -> tuple[object, ...]:
+        shared = [len(_around(place) & _around(own)) for own in anchors]
         return (
-            distance_of(candidate),
+            distance_of(place),
             first.get(place, len(anchors)),
-            -shared,
-            candidate.kind != "function",
+            -max(shared, default=0),
+            candidates[place] != "function",
             executed.order.get(place, far),
             place,
         )
@@ -141,15 +123,5 @@ def rank(
     return sorted(candidates, key=key)
 
 
-def _shared_parts(path: str, other: str) -> int:
-    """Return how many folders two paths share, and 1 more for the same file.
-
-    >>> _shared_parts("a/b/c.py", "a/b/d.py"), _shared_parts("a/b.py", "a/b.py")
-    (2, 2)
-    """
-    count = 0
-    for own, its in zip(Path(path).parts, Path(other).parts, strict=False):
-        if own != its:
-            break
-        count += 1
-    return count
+def _around(place: CodePlace) -> set[str | Path]:
+    return {place.file, *Path(place.file).parents}

@@ -9,8 +9,6 @@ from pathlib import Path
 from otel_torch.bisecting.versions.environments import PythonEnvironment, UnusableEnvironment
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-# what the recording of a graph imports beside torch
-_LIBRARIES = ("msgspec",)
 
 
 def link_what_a_recording_needs(environment: PythonEnvironment, folder: Path) -> Path:
@@ -23,19 +21,19 @@ def link_what_a_recording_needs(environment: PythonEnvironment, folder: Path) ->
     """
     if "torch" in environment.lacks:
         raise UnusableEnvironment(f"{environment.python} has no torch")
-    missing = [name for name in _LIBRARIES if name in environment.lacks]
-    links = folder.resolve() / "links" / "-".join(["otel_torch", *missing])
+    if environment.lacks and environment.version != sys.version_info[:2]:
+        raise UnusableEnvironment(
+            f"{environment.python} has no msgspec, which a recording needs: install it there"
+        )
+    links = folder.resolve() / "links" / "-".join(["otel_torch", *environment.lacks])
     links.mkdir(parents=True, exist_ok=True)
-    targets = {"otel_torch": _PACKAGE}
-    for name in missing:
-        if environment.version != sys.version_info[:2]:
-            raise UnusableEnvironment(
-                f"{environment.python} has no {name}, which a recording needs: install it there"
-            )
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.origin is not None
-        targets[name] = Path(spec.origin).parent
-    for name, target in targets.items():
-        if not (links / name).exists():
-            (links / name).symlink_to(target, target_is_directory=True)
+    for target in (_PACKAGE, *map(_folder_of, environment.lacks)):
+        if not (links / target.name).exists():
+            (links / target.name).symlink_to(target, target_is_directory=True)
     return links
+
+
+def _folder_of(library: str) -> Path:
+    spec = importlib.util.find_spec(library)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent

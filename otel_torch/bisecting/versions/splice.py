@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import symtable
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
+from functools import cached_property
 from typing import NamedTuple
 
 from otel_torch.bisecting.versions.definitions import (
@@ -17,7 +19,7 @@ from otel_torch.bisecting.versions.definitions import (
     changed_definitions,
     definitions_of,
     first_line,
-    inner_blocks,
+    statements,
     without_annotations,
 )
 
@@ -37,10 +39,14 @@ class ModuleSplice:
     """
 
     def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old, new
-        self._lines = old.splitlines(), new.splitlines()
-        self.changes = {change.name: change for change in changed_definitions(old, new)}
+        self._texts = old, new
+        self._lines = old.split("\n"), new.split("\n")
         self.definitions = definitions_of(old), definitions_of(new)
+        self.changes = changed_definitions(*self.definitions)
+
+    @cached_property
+    def _bound(self) -> tuple[dict[str, str], dict[str, str]]:
+        return _bindings(self._texts[0]), _bindings(self._texts[1])
 
     def fitting_unit(self, name: str) -> tuple[str, str | None]:
         """Return the smallest unit around a definition that fits: itself, its class, the module;
@@ -64,21 +70,17 @@ class ModuleSplice:
             DoesNotFit: The new module lacks what one of them needs.
         """
         if WHOLE_MODULE in names:
-            return self.old
-        edits, wanted = [], []
-        for name in sorted(names):
-            if any(name.startswith(f"{own}.") for own in names):
-                continue  # its class is exchanged
-            edits.append(self._edit(name))
-            wanted.append(edits[-1].text)
-        helpers = self._helpers("\n".join(map(textwrap.dedent, wanted)))
-        if helpers:
+            return self._texts[0]
+        # a method is exchanged with its class
+        single = [x for x in sorted(names) if not any(x.startswith(f"{own}.") for own in names)]
+        edits = [self._edit(name) for name in single]
+        if helpers := self._helpers([edit.text for edit in edits]):
             first = self._first_statement(min(edit.first for edit in edits))
             edits.append(_Edit(first, first - 1, "\n".join(helpers)))
         lines = list(self._lines[1])
         for edit in sorted(edits, reverse=True):
-            lines[edit.first - 1 : edit.last] = edit.text.splitlines()
-        text = "\n".join(lines) + "\n"
+            lines[edit.first - 1 : edit.last] = edit.text.split("\n")
+        text = "\n".join(lines)
         try:
             ast.parse(text)
         except SyntaxError as error:
@@ -88,28 +90,24 @@ class ModuleSplice:
     def text_of(self, name: str, side: int) -> str:
         """Return the text of a definition in the old (0) or the new (1) version; empty without."""
         if name == WHOLE_MODULE:
-            return (self.old, self.new)[side]
+            return self._texts[side]
         definition = self.definitions[side].get(name)
         if definition is None:
             return ""
-        lines = self._lines[side][definition.first - 1 : definition.last]
-        return "\n".join(lines)
+        return "\n".join(self._lines[side][definition.first - 1 : definition.last])
 
     def _edit(self, name: str) -> _Edit:
         old, new = (own.get(name) for own in self.definitions)
+        text = self.text_of(name, 0)
         if new is None:
             assert old is not None
             owner = self.definitions[1][old.owner]
-            indent = self._indent_inside(owner)
-            return _Edit(owner.last + 1, owner.last, _indented(self.text_of(name, 0), indent))
+            return _Edit(owner.last + 1, owner.last, _indented(text, self._indent_inside(owner)))
         if old is None:
-            return _Edit(new.first, new.last, f"{' ' * new.indent}pass")
-        text = self.text_of(name, 0)
-        return _Edit(
-            new.first,
-            new.last,
-            text if old.indent == new.indent else _indented(text, new.indent),
-        )
+            text = f"{' ' * new.indent}pass"
+        elif old.indent != new.indent:
+            text = _indented(text, new.indent)
+        return _Edit(new.first, new.last, text)
 
     def _indent_inside(self, owner: Definition) -> int:
         members = [x.indent for x in self.definitions[1].values() if x.owner == owner.name]
@@ -117,38 +115,33 @@ class ModuleSplice:
 
     def _first_statement(self, line: int) -> int:
         """Return where the statement of the module begins that holds a line."""
-        for node in ast.parse(self.new).body:
+        for node in ast.parse(self._texts[1]).body:
             if (node.end_lineno or node.lineno) >= line:
                 return first_line(node)
         return line
 
-    def _helpers(self, text: str) -> list[str]:
+    def _helpers(self, texts: list[str]) -> list[str]:
         """Return statements of the old module for names that the new one has not."""
-        bound, has_star = _bound_names(self.new)
-        available, _ = _bound_names(self.old)
+        available, bound = self._bound
         helpers: dict[str, str] = {}
 
         def add(text: str) -> None:
-            tree = ast.parse(text)
-            every = _needed_names(tree)
-            computing = _needed_names(without_annotations(tree))
-            for name in every:
+            computing = _names_read(ast.unparse(without_annotations(ast.parse(text))))
+            for name in _names_read(text):
                 if name in bound or name in helpers or hasattr(builtins, name):
                     continue
                 if name not in computing:
                     helpers[name] = f"{name} = object"  # anything will do for an annotation
-                    continue
-                if name not in available:
-                    if has_star or name.startswith("__"):
-                        continue
+                elif name in available:
+                    helpers[name] = ""  # it may name itself
+                    add(available[name])
+                    del helpers[name]  # what it needs comes before it
+                    helpers[name] = available[name]
+                elif not ("*" in bound or name.startswith("__")):
                     raise DoesNotFit(f"the new module has no {name}")
-                statement = available[name].text(self._lines[0])
-                helpers[name] = ""  # it may name itself
-                add(statement)
-                del helpers[name]
-                helpers[name] = statement
 
-        add(text)
+        for text in texts:
+            add(f"class _:\n{text}" if text[0].isspace() else text)
         return list(helpers.values())
 
 
@@ -164,69 +157,34 @@ def _indented(text: str, columns: int) -> str:
     return textwrap.indent(textwrap.dedent(text), " " * columns)
 
 
-class _Binding(NamedTuple):
-    """A statement that binds a name in a module; of an import only what binds that name."""
+def _bindings(source: str) -> dict[str, str]:
+    """Return what a module binds, by name: the statement, of an import only what binds that name.
 
-    node: ast.stmt
-    alone: str | None
-
-    def text(self, lines: list[str]) -> str:
-        if self.alone is not None:
-            return self.alone
-        return textwrap.dedent("\n".join(lines[first_line(self.node) - 1 : self.node.end_lineno]))
-
-
-def _bound_names(source: str) -> tuple[Mapping[str, _Binding], bool]:
-    """Return what a module binds, by name, and whether it imports all of another one."""
-    names: dict[str, _Binding] = {}
-    has_star = False
-    for node in _module_statements(ast.parse(source).body):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.setdefault(node.name, _Binding(node, None))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                has_star |= alias.name == "*"
-                own = alias.asname or alias.name.partition(".")[0]
-                names.setdefault(own, _Binding(node, _import_alone(node, alias)))
-        else:
-            stored = (x for x in ast.walk(node) if isinstance(x, ast.Name))
-            for target in stored:
-                if isinstance(target.ctx, ast.Store):
-                    names.setdefault(target.id, _Binding(node, None))
-    return names, has_star
-
-
-def _module_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        blocks = list(inner_blocks(node))
-        for block in blocks:
-            yield from _module_statements(block)
-        if not blocks:
-            yield node
-
-
-def _import_alone(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    if isinstance(node, ast.Import):
-        return ast.unparse(ast.Import([alias]))
-    return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
-
-
-def _needed_names(tree: ast.AST) -> list[str]:
-    """Return the names that a text reads and does not bind itself, in order."""
-    read: dict[str, None] = {}
-    bound: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                read[node.id] = None
-            else:
-                bound.add(node.id)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
+    The name `*` is there where it imports all of another module.
+    """
+    names: dict[str, str] = {}
+    for node in statements(ast.parse(source).body):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            every, node.names = node.names, []
+            for alias in every:
+                node.names[:] = [alias]
+                names.setdefault(alias.asname or alias.name.partition(".")[0], ast.unparse(node))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.alias):
-            bound.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return [name for name in read if name not in bound]
+            names.setdefault(node.name, ast.unparse(node))
+        else:
+            for own in ast.walk(node):
+                if isinstance(own, ast.Name) and isinstance(own.ctx, ast.Store):
+                    names.setdefault(own.id, ast.unparse(node))
+    return names
+
+
+def _names_read(text: str) -> list[str]:
+    """Return the names that a text reads and does not bind itself, in order."""
+    top = symtable.symtable(text, "", "exec")
+    tables = [top]
+    for table in tables:  # which grow meanwhile
+        tables += table.get_children()
+    bound = {own.get_name() for own in top.get_symbols() if own.is_assigned() or own.is_imported()}
+    symbols = [own for table in tables for own in table.get_symbols()]
+    read = [own.get_name() for own in symbols if own.is_referenced() and own.is_global()]
+    return [name for name in dict.fromkeys(read) if name not in bound]

@@ -21,8 +21,8 @@ class FoundChange:
     Attributes:
         name: The function, class or attribute as it is imported, the module, or the setting.
         unit: `function`, `class`, `value`, `module` or `setting`.
-        package: The package or repository; None for a setting.
         versions: Of the package; the two values of a setting.
+        package: The package or repository; None for a setting.
         lines: Where it begins in both versions; None where it does not exist.
         patch: What changed, as a unified diff.
         reason: Why no smaller unit was exchanged, if one does not fit.
@@ -31,19 +31,17 @@ class FoundChange:
 
     name: str
     unit: str
-    package: str | None
     versions: Sides[str]
-    lines: Sides[CodeLine | None]
-    patch: str
-    proof: Proof | None
+    proof: Proof
+    package: str | None = None
+    lines: Sides[CodeLine | None] = Sides(None, None)
+    patch: str = ""
     reason: str | None = None
     commits: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `changes` in JSON."""
-        places = self.lines.map(
-            lambda line: None if line is None else {"file": line.file, "line": line.line}
-        )
+        places = self.lines.map(lambda own: own and {"file": own.file, "line": own.line})
         return {
             "name": self.name,
             "unit": self.unit,
@@ -68,7 +66,7 @@ class VersionBisection:
         settings: Settings that differ.
         changes: All of them are needed, and together they are enough if they are proven.
         candidates: How many changes ran and could be taken back.
-        excluded: What cannot be exchanged, and why.
+        excluded: What cannot be exchanged, by why.
         failed: Why trials did not run to their end.
         crash: What the new version ended with, where it computes nothing.
         largest_error: Of the ends that match, relative L2.
@@ -79,7 +77,7 @@ class VersionBisection:
     settings: Sequence[SettingChange]
     changes: list[FoundChange] = field(default_factory=list)
     candidates: int = 0
-    excluded: list[str] = field(default_factory=list)
+    excluded: dict[str, list[str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     crash: str | None = None
     largest_error: float = 0.0
@@ -89,13 +87,16 @@ class VersionBisection:
         """`match`, `diverged`, `partial` or `incomparable`, as `otel-torch diff` has it."""
         return self.bisection.verdict
 
+    def exclude(self, why: str, name: str) -> None:
+        """Add what cannot be exchanged."""
+        self.excluded.setdefault(why, []).append(name)
+
     def as_json(self) -> dict[str, Any]:
         """Return the object that `otel-torch bisect --json` prints."""
+        suspects = [(own.name, own.versions) for own in self.suspects]
+        suspects += [(own.name, own.values) for own in self.settings]
         return self.bisection.as_json() | {
-            "suspects": [
-                {"name": own.name, "versions": list(own.versions)} for own in self.suspects
-            ]
-            + [{"name": own.name, "versions": list(own.values)} for own in self.settings],
+            "suspects": [{"name": name, "versions": list(pair)} for name, pair in suspects],
             "changes": [change.as_json() for change in self.changes],
             "candidates": self.candidates,
             "excluded": self.excluded,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -59,21 +60,17 @@ class VersionPrograms:
         self._exchanges = 0
         self.splice_of = cache(self._splice_of)
         # by the path below the folder of their package
-        self.files: dict[str, Sides[Path | None]] = {}
-        self._roots: list[tuple[Path, str]] = []
-        for suspect in suspects:
-            self.files |= suspect.files
-            for side in suspect.roots:
-                self._roots += [(root, name) for name, root in side.items()]
+        self.files = {file: pair for own in suspects for file, pair in own.files.items()}
+        sides = [side for own in suspects for side in own.roots]
+        self._roots = [(root, name) for side in sides for name, root in side.items()]
         # in a repository of the user's own, files are exchanged where they are: in our work tree
         self._is_ours = {name for own in suspects if "" in own.roots.port for name in own.files}
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
         """Run one side as it is, or with what is exchanged by `taken_back`."""
-        index = 0 if side == "reference" else 1
         if "exchange" not in settings:
-            self._set_variables(side, index, ())
-            settings = {**settings, "exchange": self._write_plan(side, index)}
+            plan = self._set(side, self.folder / f"plan-{side}.json", (), {})
+            settings = {**settings, "exchange": plan}
         return self._commands.run(side, why, settings)
 
     def executed(self) -> ExecutedFunctions:
@@ -101,32 +98,26 @@ class VersionPrograms:
             DoesNotFit: The new version lacks what they need.
         """
         self._exchanges += 1
-        folder = self.folder / f"exchange-{self._exchanges}"
-        sources: dict[str, str] = {}
-        ours: dict[Path, str] = {}
-        by_file: dict[str, set[str]] = {}
+        folder = self.folder.resolve() / f"exchange-{self._exchanges}"
+        names: defaultdict[str, set[str]] = defaultdict(set)
         for change in changes:
             if isinstance(change, CodePlace):
-                by_file.setdefault(change.file, set()).add(change.name)
-        for file, names in sorted(by_file.items()):
-            text = self.splice_of(file).splice(names)
-            path = self.files[file].port
-            assert path is not None
-            if file in self._is_ours:
-                ours[path] = text
-                continue
-            written = folder.resolve() / file
-            written.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(text, encoding="utf-8")
-            sources[str(path)] = str(written)
-        plan = folder / "plan.json"
-        ExchangePlan(sources, self._attributes(1, changes)).write(plan)
-        self._set_variables("port", 1, changes)
-        before = {path: path.read_bytes() for path in ours}
+                names[change.file].add(change.name)
+        texts = {file: self.splice_of(file).splice(own) for file, own in sorted(names.items())}
+        sources: dict[str, str] = {}
+        before: dict[Path, bytes] = {}
         try:
-            for path, text in ours.items():
-                path.write_text(text, encoding="utf-8")
-            yield str(plan.resolve())
+            for file, text in texts.items():
+                path = self.files[file].port
+                assert path is not None
+                written = folder / file
+                if file in self._is_ours:
+                    before[path], written = path.read_bytes(), path
+                else:
+                    sources[str(path)] = str(written)
+                written.parent.mkdir(parents=True, exist_ok=True)
+                written.write_text(text, encoding="utf-8")
+            yield self._set("port", folder / "plan.json", changes, sources)
         finally:
             for path, content in before.items():
                 path.write_bytes(content)
@@ -135,42 +126,26 @@ class VersionPrograms:
         """Return both versions of a module. Raises DoesNotFit if only one version has it."""
         old, new = self.files[file]
         if old is None or new is None:
-            where = "new" if new is None else "old"
-            raise DoesNotFit(f"the {where} version has no {file}")
+            raise DoesNotFit(f"that only the {'old' if new is None else 'new'} version has")
         try:
-            return ModuleSplice(*(_read(path) for path in (old, new)))
+            return ModuleSplice(old.read_text("utf-8"), new.read_text("utf-8"))
         except (SyntaxError, UnicodeDecodeError) as error:
-            raise DoesNotFit(f"{file} cannot be read: {error}") from None
+            raise DoesNotFit(f"that cannot be read ({error})") from None
 
-    def _write_plan(self, side: SideName, index: int) -> str:
-        """Return the plan of a side as it is."""
-        notes = self.folder / f"executed-{side}"
-        watched = [str(root) for own in self.suspects for root in own.roots[index].values()]
-        plan = ExchangePlan(attributes=self._attributes(index, ()))
-        file = self.folder / f"plan-{side}.json"
-        if watched and not notes.exists():
-            plan = ExchangePlan({}, plan.attributes, watched, str(notes.resolve()))
-            file = self.folder / f"plan-{side}-noted.json"
-        plan.write(file)
-        return str(file.resolve())
-
-    def _attributes(self, index: int, changes: Sequence[Change]) -> dict[str, str]:
-        return {
-            own.name: own.values[0 if own in changes else index]
-            for own in self.settings
-            if own.is_attribute
+    def _set(
+        self, side: SideName, plan: Path, changes: Sequence[Change], sources: Mapping[str, str]
+    ) -> str:
+        """Set variables for the next run of a side, and write its plan; return the plan's file."""
+        values = {
+            x: getattr(x.values, "reference" if x in changes else side) for x in self.settings
         }
-
-    def _set_variables(self, side: SideName, index: int, changes: Sequence[Change]) -> None:
-        variables = {
-            own.name: own.values[0 if own in changes else index]
-            for own in self.settings
-            if not own.is_attribute
-        }
-        own = self.surroundings[index]
-        surroundings = Surroundings(own.folder, {**own.variables, **variables})
-        self._commands.surroundings[side] = surroundings
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+        own: Surroundings = getattr(self.surroundings, side)
+        variables = {x.name: value for x, value in values.items() if not x.is_attribute}
+        self._commands.surroundings[side] = Surroundings(own.folder, {**own.variables, **variables})
+        attributes = {x.name: value for x, value in values.items() if x.is_attribute}
+        notes = self.folder.resolve() / f"executed-{side}"
+        watched = [str(x) for own in self.suspects for x in getattr(own.roots, side).values()]
+        if notes.exists():  # the first run has noted it
+            watched = []
+        ExchangePlan(sources, attributes, watched, str(notes) if watched else None).write(plan)
+        return str(plan.resolve())

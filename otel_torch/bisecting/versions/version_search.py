@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.processes import OUTPUT
@@ -18,24 +17,10 @@ from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.bisecting.versions.commits import CommitLog
 from otel_torch.bisecting.versions.minimal_set import find_minimal_set
-from otel_torch.bisecting.versions.ranking import (
-    CandidateChange,
-    CodePlace,
-    ExecutedFunctions,
-    place_of,
-    rank,
-)
+from otel_torch.bisecting.versions.ranking import CodePlace, ExecutedFunctions, place_of, rank
 from otel_torch.bisecting.versions.splice import WHOLE_MODULE, DoesNotFit
-from otel_torch.bisecting.versions.version_answer import (
-    FoundChange,
-    VersionBisection,
-    make_patch,
-)
-from otel_torch.bisecting.versions.version_programs import (
-    Change,
-    SettingChange,
-    VersionPrograms,
-)
+from otel_torch.bisecting.versions.version_answer import FoundChange, VersionBisection, make_patch
+from otel_torch.bisecting.versions.version_programs import Change, SettingChange, VersionPrograms
 from otel_torch.parity.finding import CodeLine, Proof, Report
 from otel_torch.parity.sides import Sides
 from otel_torch.rendering.words import plural
@@ -78,13 +63,6 @@ class _TrialsSpent(Exception):
     """No further run is worth it."""
 
 
-class _Unit(NamedTuple):
-    """What is exchanged for a change, and why nothing smaller."""
-
-    change: Change
-    reason: str | None = None
-
-
 class _VersionSearch:
     def __init__(
         self,
@@ -98,6 +76,7 @@ class _VersionSearch:
         self._programs = RecordedPrograms(programs, options)
         self._reference: ProgramRun | None = None
         self._outcomes: dict[frozenset[Change], bool] = {}
+        self._reasons: dict[Change, str | None] = {}  # why nothing smaller is exchanged
 
     def run(self) -> None:
         answer, report = self._answer, self._compare()
@@ -107,15 +86,13 @@ class _VersionSearch:
             return
         if not (self._versions.suspects or self._versions.settings):
             raise RunFailed("nothing differs between the two versions, but the numbers do")
-        units = self._ranked_units(report)
-        answer.candidates = len(units)
-        found = self._smallest(units)
-        proof: Proof | None = "proven" if found else "not proven"
-        if found is None:
-            found = units[:1]
-        answer.changes = [self._describe(unit, proof) for unit in found]
-        answer.bisection.is_healed = proof == "proven"
-        if answer.bisection.is_healed:
+        changes = self._ranked_changes(report)
+        answer.candidates = len(changes)
+        found = self._smallest(changes)
+        proof: Proof = "proven" if found else "not proven"
+        answer.changes = [self._describe(own, proof) for own in found or changes[:1]]
+        answer.bisection.is_healed = bool(found)
+        if found:
             report.verdict, report.reason = "diverged", None
 
     # -- the two versions as they are
@@ -127,11 +104,10 @@ class _VersionSearch:
                 self._tell(f"the first steps match, step {later.steps.port} does not")
                 compared = self._programs.later(later)
         except RunFailed as error:
-            ran = {run.side for run in self._versions.runs}
-            if ran != {"reference"}:
+            if {run.side for run in self._versions.runs} != {"reference"}:
                 raise
             self._reference = self._versions.runs[-1]
-            self._answer.crash = str(error).partition(" (all of it:")[0]
+            self._answer.crash = _short(error)
             return Report("diverged", reference="", port="")
         self._reference = compared.reference
         ends = compared.leading.comparison.ends
@@ -140,109 +116,89 @@ class _VersionSearch:
 
     # -- what may be at fault
 
-    def _ranked_units(self, report: Report) -> list[_Unit]:
+    def _ranked_changes(self, report: Report) -> list[Change]:
         executed = self._versions.executed()
-        candidates = self._candidates(executed)
-        anchors = self._anchors(report)
-        kinds = {finding.kind for finding in report.introduced[:1]}
+        are_weights = any(finding.kind == "weights" for finding in report.introduced[:1])
         ranked = rank(
-            candidates, executed, anchors, self._text_of, are_weights=kinds == {"weights"}
+            self._candidates(executed),
+            executed,
+            self._anchors(report, executed),
+            self._text_of,
+            are_weights=are_weights,
         )
-        units: dict[Change, _Unit] = {own: _Unit(own) for own in self._versions.settings}
-        for candidate in ranked:
-            file, name = candidate.place
+        self._reasons = dict.fromkeys(self._versions.settings)
+        for file, name in ranked:
             fitting, reason = self._versions.splice_of(file).fitting_unit(name)
-            units.setdefault(CodePlace(file, fitting), _Unit(CodePlace(file, fitting), reason))
-        return list(units.values())
+            self._reasons.setdefault(CodePlace(file, fitting), reason)
+        return list(self._reasons)
 
-    def _candidates(self, executed: ExecutedFunctions) -> list[CandidateChange]:
-        candidates = []
-        loaded = sorted({place.file for place in executed.order} & self._versions.files.keys())
-        for file in loaded:
-            try:
-                splice = self._versions.splice_of(file)
-            except DoesNotFit as reason:
-                self._answer.excluded.append(str(reason))
-                continue
-            for change in splice.changes.values():
-                place = CodePlace(file, change.name)
-                kind = change.known.kind
-                own = CodePlace(file, change.name.partition("#")[0])
-                if kind != "function" or executed.ran(own):
-                    candidates.append(CandidateChange(place, kind))
+    def _candidates(self, executed: ExecutedFunctions) -> dict[CodePlace, str]:
+        """Return the definitions that ran and differ, with their kinds; note what cannot be."""
+        candidates: dict[CodePlace, str] = {}
+        loaded = {place.file for place in executed.order}
         for suspect in self._versions.suspects:
+            for file in sorted(loaded & suspect.files.keys()):
+                try:
+                    changes = self._versions.splice_of(file).changes
+                except DoesNotFit as reason:
+                    self._answer.exclude(f"modules of {suspect.name} {reason}", file)
+                    continue
+                for name, definition in changes.items():
+                    ran = CodePlace(file, name.partition("#")[0]) in executed.order
+                    if ran or definition.kind != "function":
+                        candidates[CodePlace(file, name)] = definition.kind
             if suspect.has_other_compiled_code:
-                self._answer.excluded.append(f"compiled libraries of {suspect.name}")
+                self._answer.exclude("compiled libraries", suspect.name)
         return candidates
 
     def _text_of(self, place: CodePlace) -> str:
-        if place.file not in self._versions.files:
-            return ""
-        try:
-            splice = self._versions.splice_of(place.file)
-        except DoesNotFit:
-            return ""
+        splice = self._versions.splice_of(place.file)
         return splice.text_of(place.name, 0) + splice.text_of(place.name, 1)
 
-    def _anchors(self, report: Report) -> list[CodePlace]:
+    def _anchors(self, report: Report, executed: ExecutedFunctions) -> list[CodePlace]:
         """Return the functions of the lines that differ, or where the new version crashed."""
         found: list[CodePlace | None] = []
         for finding in report.introduced:
             for line, index in ((finding.port_line, 1), (finding.line, 0)):
                 if line is not None:
-                    file = self._absolute(line.file, index)
-                    found.append(place_of(self._versions.relative(file), line.function))
+                    folder = self._versions.surroundings[index].folder or Path.cwd()
+                    file = self._versions.relative(str((folder / line.file).resolve()))
+                    found.append(place_of(file, line.function))
         if self._answer.crash is not None:
-            found += self._traceback()
+            for path, function in reversed(self._traceback()):
+                file = self._versions.relative(path)  # its functions have no classes
+                found += [
+                    place
+                    for place in executed.order
+                    if place.file == file and place.name.rpartition(".")[2] == function
+                ]
         return list(dict.fromkeys(place for place in found if place is not None))
 
-    def _absolute(self, file: str, index: int) -> str:
-        folder = self._versions.surroundings[index].folder or Path.cwd()
-        return str((folder / file).resolve())
-
-    def _traceback(self) -> list[CodePlace | None]:
+    def _traceback(self) -> list[tuple[str, str]]:
         output = self._versions.folder / f"{len(self._versions.runs) + 1}-port" / OUTPUT
-        text = output.read_text(encoding="utf-8", errors="replace")
-        frames = _TRACEBACK.findall(text)
-        return [
-            place
-            for file, function in reversed(frames)
-            for place in self._places_named(self._versions.relative(file), function)
-        ]
-
-    def _places_named(self, file: str | None, function: str) -> list[CodePlace | None]:
-        """Return the definitions of a name: a traceback has no qualified ones."""
-        if file is None or file not in self._versions.files:
-            return [place_of(file, function)]
-        try:
-            names = self._versions.splice_of(file).definitions[1]
-        except DoesNotFit:
-            return []
-        return [CodePlace(file, x) for x in names if x.rpartition(".")[2] == function]
+        return _TRACEBACK.findall(output.read_text(encoding="utf-8", errors="replace"))
 
     # -- trials
 
-    def _smallest(self, units: Sequence[_Unit]) -> list[_Unit] | None:
-        """Return the smallest set of units that heals; of modules where no smaller ones do."""
+    def _smallest(self, changes: Sequence[Change]) -> list[Change] | None:
+        """Return the smallest set of changes that heals; of modules where no smaller ones do."""
         try:
-            found = find_minimal_set(units, self._heals)
+            found = find_minimal_set(changes, self._heals)
             if found is None:
-                modules = dict.fromkeys(
-                    CodePlace(own.change.file, WHOLE_MODULE)
-                    for own in units
-                    if isinstance(own.change, CodePlace)
-                )
+                files = {own.file for own in changes if isinstance(own, CodePlace)}
+                whole = [
+                    own._replace(name=WHOLE_MODULE) if isinstance(own, CodePlace) else own
+                    for own in changes
+                ]
                 reason = "no set of functions gives the old result"
-                whole = [_Unit(own, reason) for own in modules]
-                settings = [own for own in units if isinstance(own.change, SettingChange)]
-                found = find_minimal_set([*settings, *whole], self._heals)
+                self._reasons |= {CodePlace(file, WHOLE_MODULE): reason for file in files}
+                found = find_minimal_set(list(dict.fromkeys(whole)), self._heals)
         except _TrialsSpent:
             return None
         return found
 
-    def _heals(self, units: Sequence[_Unit]) -> bool:
-        """Return whether the new version computes what the old one does with units taken back."""
-        changes = list(dict.fromkeys(own.change for own in units))
+    def _heals(self, changes: Sequence[Change]) -> bool:
+        """Return whether the new version computes what the old one does with changes taken back."""
         key = frozenset(changes)
         if key not in self._outcomes:
             if len(self._outcomes) >= _MOST_TRIALS:
@@ -259,45 +215,42 @@ class _VersionSearch:
                 run = self._programs.record("port", f"with the old {what}", exchange=plan)
             return self._programs.compare(self._reference, run).is_match
         except (DoesNotFit, RunFailed) as error:
-            self._answer.failed.append(f"{what}: {str(error).partition(' (all of it:')[0]}")
+            self._answer.failed.append(f"{what}: {_short(error)}")
             return False
 
     # -- the answer
 
-    def _describe(self, unit: _Unit, proof: Proof | None) -> FoundChange:
-        change = unit.change
+    def _describe(self, change: Change, proof: Proof) -> FoundChange:
         if isinstance(change, SettingChange):
-            return FoundChange(
-                change.name, "setting", None, change.values, Sides(None, None), "", proof
-            )
+            return FoundChange(change.name, "setting", change.values, proof)
         suspect = next(own for own in self._versions.suspects if change.file in own.files)
         splice = self._versions.splice_of(change.file)
-        lines = Sides(*(self._line(change, index) for index in (0, 1)))
-        texts = [splice.text_of(change.name, index) for index in (0, 1)]
-        known = splice.definitions[1].get(change.name) or splice.definitions[0].get(change.name)
-        unit_kind = "module" if known is None else known.kind
+        known = {**splice.definitions[0], **splice.definitions[1]}.get(change.name)
+        places = Sides(self._line(change, 0), self._line(change, 1))
         return FoundChange(
             _dotted(change),
-            unit_kind,
-            suspect.name,
+            "module" if known is None else known.kind,
             suspect.versions,
-            lines,
-            make_patch(texts[0], texts[1], lines),
             proof,
-            unit.reason,
+            suspect.name,
+            places,
+            make_patch(splice.text_of(change.name, 0), splice.text_of(change.name, 1), places),
+            self._reasons[change],
             () if self._commits is None else self._commits.touching(change, suspect.versions),
         )
 
     def _line(self, place: CodePlace, side: int) -> CodeLine | None:
         path = self._versions.files[place.file][side]
-        if path is None:
+        definition = self._versions.splice_of(place.file).definitions[side].get(place.name)
+        if path is None or (definition is None and place.name != WHOLE_MODULE):
             return None
         if path.is_relative_to(Path.cwd()):  # as the graph names its lines
             path = path.relative_to(Path.cwd())
-        if place.name == WHOLE_MODULE:
-            return CodeLine(str(path), 1, "", "")
-        definition = self._versions.splice_of(place.file).definitions[side].get(place.name)
-        return None if definition is None else CodeLine(str(path), definition.first, place.name, "")
+        return CodeLine(str(path), definition.first if definition else 1, place.name, "")
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition(" (all of it:")[0]
 
 
 def _dotted(place: CodePlace) -> str:

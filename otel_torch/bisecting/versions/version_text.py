@@ -91,11 +91,19 @@ def _change(change: FoundChange, screen: Screen) -> list[str]:
 def _excluded(answer: VersionBisection, screen: Screen) -> list[str]:
     lines = []
     if answer.excluded and answer.verdict == "diverged":
-        lines += [screen.paint("Not exchanged:", "yellow"), *_listed(answer.excluded, screen)]
+        # where all is healed, none of these made the difference
+        most = 0 if answer.bisection.is_healed else _MOST_LISTED
+        facts = [f"{why} ({_names(own, most)})" for why, own in answer.excluded.items()]
+        lines += [screen.paint("Not exchanged:", "yellow"), *_listed(facts, screen)]
     if answer.failed:
         title = "Runs that did not end well count as not healed:"
         lines += [screen.paint(title, "yellow"), *_listed(answer.failed, screen)]
     return lines
+
+
+def _names(names: list[str], most: int) -> str:
+    more = [f"{len(names) - most}{' more' if most else ''}"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def _verdict(answer: VersionBisection) -> str:

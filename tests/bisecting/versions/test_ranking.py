@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from otel_torch.bisecting.versions.ranking import (
-    CandidateChange,
-    CodePlace,
-    ExecutedFunctions,
-    rank,
-)
+from otel_torch.bisecting.versions.ranking import CodePlace, ExecutedFunctions, rank
 
 CALLS = [
     # function, caller
@@ -36,8 +31,8 @@ def executed(tmp_path: Path) -> ExecutedFunctions:
 
 def names(tmp_path: Path, anchors: list[CodePlace], *, are_weights: bool = False) -> list[str]:
     places = [place for place in executed(tmp_path).order if place.name]
-    candidates = [CandidateChange(place, "function") for place in reversed(places)]
-    candidates.append(CandidateChange(CodePlace("b.py", "FACTOR"), "value"))
+    candidates = dict.fromkeys(reversed(places), "function")
+    candidates[CodePlace("b.py", "FACTOR")] = "value"
     texts = {CodePlace("b.py", "scale"): "return x * FACTOR"}
     ranked = rank(
         candidates,
@@ -46,7 +41,7 @@ def names(tmp_path: Path, anchors: list[CodePlace], *, are_weights: bool = False
         lambda place: texts.get(place, ""),
         are_weights=are_weights,
     )
-    return [candidate.place.name for candidate in ranked]
+    return [place.name for place in ranked]
 
 
 def test_the_function_of_the_line_is_first_then_by_calls(tmp_path: Path) -> None:

@@ -119,3 +119,15 @@ def test_indentation_follows_the_new_module() -> None:
 def test_a_name_that_only_an_annotation_has_is_not_imported() -> None:
     old = "from gone import Kind\n\ndef f(x: Kind) -> Kind:\n    y: Kind = x + 1\n    return y\n"
     assert run({"f"}, old, "def f(x):\n    return x\n")["f"](1) == 2
+
+
+def test_a_text_over_several_lines_may_begin_left_of_its_method() -> None:
+    old = 'import math\n\nclass A:\n    def f(self, x):\n        s = """\n1"""\n        return math.floor(x), s\n'
+    new = "class A:\n    def f(self, x):\n        return x\n"
+    assert run({"A.f"}, old, new)["A"]().f(1.5) == (1, "\n1")
+
+
+def test_a_local_name_hides_no_helper_that_another_function_needs() -> None:
+    old = "def scale(x):\n    return 2 * x\n\nclass A:\n    def scale(self, x):\n        return scale(x)\n"
+    new = "class A:\n    def scale(self, x):\n        return x\n"
+    assert run({"A.scale"}, old, new)["A"]().scale(3) == 6
