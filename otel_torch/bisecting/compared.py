@@ -267,6 +267,8 @@ def compare_runs(
     tolerance: float | None = None,
     read: Callable[..., RecordedGraph] = read_graph,
     exchanges: Mapping[RankedKey, Exchange] = MappingProxyType({}),
+    *,
+    is_one_program: bool = False,
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -275,6 +277,7 @@ def compare_runs(
         tolerance: A relative L2 error that is always legal, if any.
         read: Reads the reference and its noise, which are compared several times.
         exchanges: Values of the reference by those of the port in whose place they were put.
+        is_one_program: Whether one program ran with two versions of what it uses.
 
     Raises:
         RunFailed: No rank ran in both programs.
@@ -298,6 +301,7 @@ def compare_runs(
             noisy,
             tolerance=tolerance,
             exchanged=_exchanged(recorded, rank, exchanges),
+            is_one_program=is_one_program,
         )
         is_divided = is_split or comparison.has_rows
         return ComparedRank(rank, recorded, comparison, is_divided)

@@ -1,7 +1,8 @@
 """The first step that differs, where the recorded one does not.
 
 Of every forward the runs also hold what enters and leaves the outermost modules. A fault between
-two steps, in a sampler or an optimizer, shows in what the next forward gets.
+two steps, in a sampler or an optimizer, shows in what the next forward gets. What comes after the
+last forward shows in nothing, so that the last step is recorded where no other one differs.
 """
 
 from __future__ import annotations
@@ -28,19 +29,26 @@ SETTINGS = {
 
 
 class LaterStep(NamedTuple):
-    """Where two programs differ after the recorded step.
+    """Where two programs differ after the recorded step, or may do so.
 
     Attributes:
         steps: To record in each program, as OTEL_TORCH_STEPS has it: the one before, too.
         tolerance: The relative error that both programs may have brought along to there.
+        is_last: Whether all forwards match, and only what comes after them is unknown.
     """
 
     steps: Sides[str]
     tolerance: float
+    is_last: bool
+
+    def __str__(self) -> str:
+        if self.is_last:
+            return f"all forwards match, recording step {self.steps.port} for what comes after them"
+        return f"the first steps match, step {self.steps.port} does not"
 
 
 def find_later_step(paths: Sides[Path], limit: float) -> LaterStep | None:
-    """Return the first step that differs, if its operations were not recorded, or those before it.
+    """Return the first step that differs, or the last one; None if its operations were recorded.
 
     Errors grow from step to step by themselves; a fault makes one grow at once.
 
@@ -53,6 +61,8 @@ def find_later_step(paths: Sides[Path], limit: float) -> LaterStep | None:
     """
     programs = paths.map(_read)
     before = 0.0
+    needed = Sides[set[_RecordedStep]](set(), set())
+    is_last = True
     for index, (reference, port) in enumerate(
         zip(*(own.tensors for own in programs), strict=False)
     ):
@@ -60,15 +70,15 @@ def find_later_step(paths: Sides[Path], limit: float) -> LaterStep | None:
             return None  # other forwards: what follows cannot be paired by order
         error = float(relative_distances(reference.sketch[None], port.sketch[None])[0])
         if error > np.hypot(limit, JUMP * before):
-            needed = [own.needed(index) for own in programs]
-            if all(own.recorded >= steps for own, steps in zip(programs, needed, strict=True)):
-                return None
-            steps = Sides(
-                *(",".join(map(str, sorted({step.step for step in own}))) for own in needed)
-            )
-            return LaterStep(steps, float(np.hypot(limit, JUMP * before)))
+            needed = Sides(*(own.needed(index) for own in programs))
+            is_last = False
+            break
+        needed = Sides({reference.step}, {port.step})
         before = max(before, error)
-    return None
+    if all(own.recorded >= steps for own, steps in zip(programs, needed, strict=True)):
+        return None
+    steps = needed.map(lambda own: ",".join(map(str, sorted({step.step for step in own}))))
+    return LaterStep(steps, float(np.hypot(limit, JUMP * before)), is_last)
 
 
 class _RecordedStep(NamedTuple):

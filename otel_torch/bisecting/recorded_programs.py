@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from otel_torch.bisecting.compared import (
     compare_runs,
     is_one_beside_several,
 )
-from otel_torch.bisecting.later_steps import SETTINGS, LaterStep, find_later_step
+from otel_torch.bisecting.later_steps import SETTINGS, find_later_step
 from otel_torch.bisecting.runs import ProgramRun, Programs, SideName
 from otel_torch.graph.error_model import is_coarse
 from otel_torch.parity.operations.read_graph import read_graph
@@ -36,11 +36,13 @@ class RunOptions:
         tolerance: A relative L2 error that is always legal, if any.
         steps: Which steps are recorded, as OTEL_TORCH_STEPS has it; by default the first of each
             model, or a later one if that is the first to differ.
+        is_one_program: Whether one program runs with two versions of what it uses.
     """
 
     noise: Noise = "auto"
     tolerance: float | None = None
     steps: str | None = None
+    is_one_program: bool = False
 
 
 class RecordedPrograms:
@@ -57,29 +59,31 @@ class RecordedPrograms:
             "port": SETTINGS | steps,
         }
 
-    def first(self) -> tuple[ComparedRuns, LaterStep | None]:
+    def first(self, tell: Callable[[str], None]) -> ComparedRuns:
         """Record both as they are, and compare.
 
         Returns:
-            The comparison of the first step of each model, and the step that differs if that is not
-            among them.
+            The comparison of the first step of each model; if these match, that of the first step
+            that differs, or else the last one. All further runs record the same step.
         """
         compared = self._record_both("as it is")
         rank = compared.leading
         has_own_fault = not all(map(rank.is_unrecorded, rank.comparison.faults))
         if has_own_fault or self._options.steps is not None:
-            return compared, None
+            return compared
         limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
         paths = Sides(compared.reference.recordings[rank.rank], compared.port.recordings[rank.rank])
-        return compared, find_later_step(paths, limit)
-
-    def later(self, step: LaterStep) -> ComparedRuns:
-        """Record both in a later step, and compare; all further runs record this step."""
-        self._settings["reference"]["steps"] = step.steps.reference
-        self._settings["port"]["steps"] = step.steps.port
-        self._tolerance = max(step.tolerance, self._tolerance or 0.0)
+        later = find_later_step(paths, limit)
+        if later is None:
+            return compared
+        tell(str(later))
+        self._settings["reference"]["steps"] = later.steps.reference
+        self._settings["port"]["steps"] = later.steps.port
+        self._tolerance = max(later.tolerance, self._tolerance or 0.0)
         self._noise = None
-        return self._record_both("in the first step that differs")
+        return self._record_both(
+            "in the last step" if later.is_last else "in the first step that differs"
+        )
 
     def by_rows(self) -> ComparedRuns:
         """Record both with the rows of their values, and compare; so do all further runs."""
@@ -101,7 +105,15 @@ class RecordedPrograms:
         Args:
             exchanges: Values of the reference by those of the port in whose place they were put.
         """
-        return compare_runs(reference, port, self._noise, self._tolerance, self._read, exchanges)
+        return compare_runs(
+            reference,
+            port,
+            self._noise,
+            self._tolerance,
+            self._read,
+            exchanges,
+            is_one_program=self._options.is_one_program,
+        )
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)

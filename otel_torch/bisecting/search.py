@@ -68,10 +68,7 @@ def bisect_programs(
     """
     recorded = RecordedPrograms(programs, options.runs)
     try:
-        compared, later = recorded.first()
-        if later is not None:
-            tell(f"the first steps match, step {later.steps.port} does not")
-            compared = recorded.later(later)
+        compared = recorded.first(tell)
         answer = _Search(recorded, options, tell).run(compared)
         is_open = bool(answer.faults) and not (answer.is_healed or answer.is_proven)
         if not (is_open and compared.may_share_rows):

@@ -199,6 +199,7 @@ def compare_graphs(
     rules: Rules | None = None,
     tolerance: float | None = None,
     exchanged: Sequence[tuple[int, int]] = (),
+    is_one_program: bool = False,
 ) -> GraphComparison:
     """Compare two programs.
 
@@ -208,6 +209,7 @@ def compare_graphs(
         rules: Rules to switch off, for tests.
         tolerance: A relative error that is legal for each value that rounds, if any.
         exchanged: Values of which a trial has put the reference's in the place of the port's.
+        is_one_program: Whether one program ran with two versions of what it uses.
 
     Raises:
         ValueError: `noise` is another program than `reference`.
@@ -235,7 +237,7 @@ def compare_graphs(
         )
         sides = _find_equal(graphs, limits)
     programs = make_programs(graphs, sides, limits, noise is not None)
-    ends, unpaired = pair_ends(programs, end_limits or limits)
+    ends, unpaired = pair_ends(programs, end_limits or limits, is_one_program=is_one_program)
     programs, replaced = add_exchanged(programs, end_limits or limits, exchanged)
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)

@@ -47,14 +47,17 @@ class EndPair:
         return self.is_right or self.error < np.inf
 
 
-def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[list[str]]]:
+def pair_ends(
+    programs: Programs, limits: Limits, *, is_one_program: bool = False
+) -> tuple[list[EndPair], list[list[str]]]:
     """Return pairs of ends, and the names of ends that only one program has, of each.
 
     Ends are paired by name, or in order where no name is common. One program may call a model for
     what the other one computes in several calls, or call models in another order: ends of unequal
     size, or that are other ends of the other program, are no pair as long as something reads them.
     They and ends without a name are paired by content. Where only one program goes on after what
-    was recorded, what is left of both tells nothing.
+    was recorded, what is left of both tells nothing. One program that runs twice makes the same
+    last, also where one of its runs came by the other's end and went on.
     """
     counts = _what_counts(programs)
     ends = [compare_ends(programs, limits, *pair) for pair in _same_names(programs, counts)]
@@ -68,7 +71,8 @@ def pair_ends(programs: Programs, limits: Limits) -> tuple[list[EndPair], list[l
     names = [program.graph.end_names for program in programs]
     loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
     if programs[0].graph.is_cut == programs[1].graph.is_cut:
-        kept += [compare_ends(programs, limits, *pair) for pair in _same_content(programs, loose)]
+        same = _same_content(programs, loose, is_one_program=is_one_program)
+        kept += [compare_ends(programs, limits, *pair) for pair in same]
     kept = _without_passed(programs, kept)
     named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
     # of which ranks have neither a whole nor a part, such as padded rows: it is said
@@ -226,13 +230,16 @@ def _is_term(programs: Programs, pair: EndPair) -> bool:
     )
 
 
-def _same_content(programs: Programs, loose: list[list[int]]) -> list[tuple[int, int]]:
+def _same_content(
+    programs: Programs, loose: list[list[int]], *, is_one_program: bool
+) -> list[tuple[int, int]]:
     """Pair ends that are equal, and in order what else is of one shape."""
     pairs: list[tuple[int, int]] = []
-    for is_right in (True, False):
+    for is_right in (True, False, None) if is_one_program else (True, False):
+        paired = [{pair[side] for pair in pairs} for side in (0, 1)]
         keys = [
-            [_key(program, end, is_right) for end in side]
-            for program, side in zip(programs, loose, strict=True)
+            [None if end in own else _key(program, end, is_right) for end in side]
+            for program, side, own in zip(programs, loose, paired, strict=True)
         ]
         waiting: dict[object, list[int]] = defaultdict(list)
         for end, key in zip(loose[1], keys[1], strict=True):
@@ -240,15 +247,21 @@ def _same_content(programs: Programs, loose: list[list[int]]) -> list[tuple[int,
         for end, key in zip(loose[0], keys[0], strict=True):
             if key is not None and waiting[key]:
                 pairs.append((end, waiting[key].pop(0)))
-    return pairs
+    return [pair for pair in pairs if not all(map(_is_nonfinite, programs, pair))]
 
 
-def _key(program: ComparedProgram, end: int, is_right: bool) -> object:
+def _is_nonfinite(program: ComparedProgram, end: int) -> bool:
+    return bool(program.graph.values.nonfinite[program.graph.ends[end]] > 0)
+
+
+def _key(program: ComparedProgram, end: int, is_right: bool | None) -> object:
     """Return what two ends have in common: their content if it is right, else their shape without
-    sizes of 1; None if an end tells nothing.
+    sizes of 1; None if an end tells nothing. Where any end counts, so do NaN and Inf.
     """
     value = int(program.graph.ends[end])
-    if (program.state[value] == RIGHT) != is_right or not program.is_informed[value]:
+    if is_right is not None and (program.state[value] == RIGHT) != is_right:
+        return None
+    if not (program.is_informed[value] or (is_right is None and _is_nonfinite(program, end))):
         return None
     if is_right:
         return int(program.side.group[value])

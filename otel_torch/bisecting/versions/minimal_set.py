@@ -9,9 +9,13 @@ T = TypeVar("T")
 
 # how much more of the ranking each step of the search for a set that heals takes
 _STRIDE = 4
+# of how many changes that break the program together each is tried alone
+_MOST_ALONE = 16
 
 
-def find_minimal_set(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) -> list[T] | None:
+def find_minimal_set(
+    ranked: Sequence[T], heals: Callable[[Sequence[T]], bool | None]
+) -> list[T] | None:
     """Return the changes of which all are needed, and which together are enough.
 
     The last change of the shortest start of the ranking that heals is needed: without it nothing is
@@ -20,7 +24,8 @@ def find_minimal_set(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) 
 
     Args:
         ranked: Changes, the most suspicious first.
-        heals: Whether the result is the old one with these changes taken back. Each call is a run.
+        heals: Whether the result is the old one with these changes taken back; None where the
+            program fails, as a mix of two versions may. Each call is a run.
 
     Returns:
         None where even all of them do not heal.
@@ -30,20 +35,37 @@ def find_minimal_set(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) 
     """
     needed: list[T] = []
     rest = list(ranked)
-    while count := _shortest_start(rest, lambda start: heals([*needed, *start])):
-        needed.append(rest[count - 1])
-        rest = rest[: count - 1]
+    while start := _shortest_start(rest, lambda tried: heals([*needed, *tried])):
+        needed.append(start[-1])
+        rest = start[:-1]
         if not rest or heals(needed):
             return needed
     return None
 
 
-def _shortest_start(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) -> int:
-    """Return the length of the shortest start that heals, else 0: strides, then halves."""
+def leave_out(found: list[T], heals: Callable[[Sequence[T]], bool | None]) -> list[T]:
+    """Return those of a set that heals of which all are needed.
+
+    Where a mix of two versions fails, the shortest start of a ranking that heals may hold more.
+    """
+    if len(found) > 1:
+        alone = [[own] for own in found]
+        for some in (*alone, *([x for x in found if x != own] for own in found)):
+            if heals(some):
+                return leave_out(some, heals)
+    return found
+
+
+def _shortest_start(ranked: list[T], heals: Callable[[Sequence[T]], bool | None]) -> list[T]:
+    """Return the shortest start that heals, or one change that does; none where all do not."""
     fails, length = 0, 1
-    while not heals(ranked[:length]):
+    while not (outcome := heals(ranked[:length])):
+        if outcome is None and length <= _MOST_ALONE:
+            for own in ranked[fails:length]:
+                if length > 1 and heals([own]):
+                    return [own]
         if length >= len(ranked):
-            return 0
+            return []
         fails, length = length, min(_STRIDE * length, len(ranked))
     while length - fails > 1:
         middle = (fails + length) // 2
@@ -51,4 +73,4 @@ def _shortest_start(ranked: Sequence[T], heals: Callable[[Sequence[T]], bool]) -
             length = middle
         else:
             fails = middle
-    return length
+    return ranked[:length]

@@ -78,25 +78,28 @@ def rank(
     candidates: Mapping[CodePlace, str],
     executed: ExecutedFunctions,
     anchors: Sequence[CodePlace],
-    text_of: Callable[[CodePlace], str],
-    *,
-    are_weights: bool,
+    text_of: Callable[[CodePlace, int], str],
+    weight: str | None,
 ) -> list[CodePlace]:
     """Return the candidates, the most suspicious first.
 
     Args:
         candidates: Changes, each `function`, `value` or `class`.
         anchors: The functions of the lines that differ, the first one first.
-        text_of: Returns the text of a function, to see what it names.
-        are_weights: Whether parameters differ, so that what makes them is suspect.
+        text_of: Returns the old (0) or new (1) text of a definition in a file with candidates.
+        weight: The name of a parameter that differs, so that what makes it is suspect.
     """
     distances = executed.distances(anchors)
     first = {place: index for index, place in reversed(list(enumerate(anchors)))}
     far = len(executed.order) + 1
 
     def distance_of(place: CodePlace) -> int:
-        if are_weights and _INITIALIZERS.search(place.name):
-            return 0
+        if weight is not None:
+            lines = [set(map(str.strip, text_of(place, side).split("\n"))) for side in (0, 1)]
+            if any(re.search(rf"\b{re.escape(weight)}\b", line) for line in lines[0] ^ lines[1]):
+                return -1
+            if _INITIALIZERS.search(place.name):
+                return 0
         if candidates[place] == "function":
             return distances.get(place, far)
         # a value or a class is as near as the nearest function that names it, or belongs to it
@@ -105,7 +108,10 @@ def rank(
             distance
             for own, distance in distances.items()
             if own.file == place.file
-            and (own.name.startswith(f"{place.name}.") or last.search(text_of(own)))
+            and (
+                own.name.startswith(f"{place.name}.")
+                or last.search(text_of(own, 0) + text_of(own, 1))
+            )
         ]
         return min(near, default=far) + 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from otel_torch.bisecting.bisection import Bisection
@@ -16,7 +17,7 @@ from otel_torch.bisecting.processes import OUTPUT
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.bisecting.versions.commits import CommitLog
-from otel_torch.bisecting.versions.minimal_set import find_minimal_set
+from otel_torch.bisecting.versions.minimal_set import find_minimal_set, leave_out
 from otel_torch.bisecting.versions.ranking import CodePlace, ExecutedFunctions, place_of, rank
 from otel_torch.bisecting.versions.splice import WHOLE_MODULE, DoesNotFit
 from otel_torch.bisecting.versions.version_answer import FoundChange, VersionBisection, make_patch
@@ -73,9 +74,9 @@ class _VersionSearch:
         answer: VersionBisection,
     ) -> None:
         self._versions, self._commits, self._tell, self._answer = programs, commits, tell, answer
-        self._programs = RecordedPrograms(programs, options)
+        self._programs = RecordedPrograms(programs, replace(options, is_one_program=True))
         self._reference: ProgramRun | None = None
-        self._outcomes: dict[frozenset[Change], bool] = {}
+        self._outcomes: dict[frozenset[Change], bool | None] = {}
         self._reasons: dict[Change, str | None] = {}  # why nothing smaller is exchanged
 
     def run(self) -> None:
@@ -99,10 +100,7 @@ class _VersionSearch:
 
     def _compare(self) -> Report:
         try:
-            compared, later = self._programs.first()
-            if later is not None:
-                self._tell(f"the first steps match, step {later.steps.port} does not")
-                compared = self._programs.later(later)
+            compared = self._programs.first(self._tell)
         except RunFailed as error:
             if {run.side for run in self._versions.runs} != {"reference"}:
                 raise
@@ -118,13 +116,16 @@ class _VersionSearch:
 
     def _ranked_changes(self, report: Report) -> list[Change]:
         executed = self._versions.executed()
-        are_weights = any(finding.kind == "weights" for finding in report.introduced[:1])
+        tensors = [
+            x.port_tensor or x.tensor or "" for x in report.introduced if x.kind == "weights"
+        ]
+        weight = tensors[0].rpartition(".")[2] if tensors else None
         ranked = rank(
             self._candidates(executed),
             executed,
             self._anchors(report, executed),
-            self._text_of,
-            are_weights=are_weights,
+            lambda place, side: self._versions.splice_of(place.file).text_of(place.name, side),
+            weight,
         )
         self._reasons = dict.fromkeys(self._versions.settings)
         for file, name in ranked:
@@ -150,10 +151,6 @@ class _VersionSearch:
             if suspect.has_other_compiled_code:
                 self._answer.exclude("compiled libraries", suspect.name)
         return candidates
-
-    def _text_of(self, place: CodePlace) -> str:
-        splice = self._versions.splice_of(place.file)
-        return splice.text_of(place.name, 0) + splice.text_of(place.name, 1)
 
     def _anchors(self, report: Report, executed: ExecutedFunctions) -> list[CodePlace]:
         """Return the functions of the lines that differ, or where the new version crashed."""
@@ -182,23 +179,24 @@ class _VersionSearch:
 
     def _smallest(self, changes: Sequence[Change]) -> list[Change] | None:
         """Return the smallest set of changes that heals; of modules where no smaller ones do."""
+        found = None
         try:
             found = find_minimal_set(changes, self._heals)
             if found is None:
-                files = {own.file for own in changes if isinstance(own, CodePlace)}
-                whole = [
-                    own._replace(name=WHOLE_MODULE) if isinstance(own, CodePlace) else own
+                whole = {
+                    own._replace(name=WHOLE_MODULE) if isinstance(own, CodePlace) else own: None
                     for own in changes
-                ]
-                reason = "no set of functions gives the old result"
-                self._reasons |= {CodePlace(file, WHOLE_MODULE): reason for file in files}
-                found = find_minimal_set(list(dict.fromkeys(whole)), self._heals)
+                }
+                self._reasons = dict.fromkeys(whole, "no set of functions gives the old result")
+                found = find_minimal_set(list(whole), self._heals)
+            return found and leave_out(found, self._heals)
         except _TrialsSpent:
-            return None
-        return found
+            return found
 
-    def _heals(self, changes: Sequence[Change]) -> bool:
-        """Return whether the new version computes what the old one does with changes taken back."""
+    def _heals(self, changes: Sequence[Change]) -> bool | None:
+        """Return whether the new version computes what the old one does with changes taken back;
+        None where it fails in another way than without them.
+        """
         key = frozenset(changes)
         if key not in self._outcomes:
             if len(self._outcomes) >= _MOST_TRIALS:
@@ -206,7 +204,7 @@ class _VersionSearch:
             self._outcomes[key] = self._try(changes)
         return self._outcomes[key]
 
-    def _try(self, changes: Sequence[Change]) -> bool:
+    def _try(self, changes: Sequence[Change]) -> bool | None:
         what = _describe_changes(changes)
         self._tell(f"trying {what}")
         assert self._reference is not None
@@ -216,7 +214,7 @@ class _VersionSearch:
             return self._programs.compare(self._reference, run).is_match
         except (DoesNotFit, RunFailed) as error:
             self._answer.failed.append(f"{what}: {_short(error)}")
-            return False
+            return False if _short(error) == self._answer.crash else None
 
     # -- the answer
 

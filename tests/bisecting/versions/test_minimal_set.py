@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from otel_torch.bisecting.versions.minimal_set import find_minimal_set
+from otel_torch.bisecting.versions.minimal_set import find_minimal_set, leave_out
 
 
 def counting(needed: set[int]) -> tuple[Callable[[Sequence[int]], bool], list[frozenset[int]]]:
@@ -52,3 +52,17 @@ def test_a_set_that_cannot_run_counts_as_not_healed() -> None:
     """3 runs only with 5: alone it fails."""
     found = find_minimal_set(range(9), lambda tried: {3, 5} <= set(tried))
     assert found == [5, 3]
+
+
+def refactored(tried: Sequence[int]) -> bool | None:
+    """5 heals, but of 2, 6, 7 and 8 none runs without the others."""
+    return None if 0 < len({2, 6, 7, 8} & set(tried)) < 4 else 5 in tried
+
+
+def test_what_heals_alone_is_found_where_a_mix_of_versions_fails() -> None:
+    assert find_minimal_set(range(8), refactored) == [5]
+
+
+def test_what_only_kept_a_mix_from_failing_is_left_out() -> None:
+    assert leave_out([8, 7, 6, 5, 2], refactored) == [5]
+    assert leave_out([1, 3], lambda tried: {1, 3} <= set(tried)) == [1, 3]

@@ -29,17 +29,20 @@ def executed(tmp_path: Path) -> ExecutedFunctions:
     return functions
 
 
-def names(tmp_path: Path, anchors: list[CodePlace], *, are_weights: bool = False) -> list[str]:
+def names(tmp_path: Path, anchors: list[CodePlace], weight: str | None = None) -> list[str]:
     places = [place for place in executed(tmp_path).order if place.name]
     candidates = dict.fromkeys(reversed(places), "function")
     candidates[CodePlace("b.py", "FACTOR")] = "value"
-    texts = {CodePlace("b.py", "scale"): "return x * FACTOR"}
+    texts = {
+        CodePlace("b.py", "scale"): "return x * FACTOR",
+        CodePlace("c.py", "far"): "module.bias.data = x",
+    }
     ranked = rank(
         candidates,
         executed(tmp_path),
         anchors,
-        lambda place: texts.get(place, ""),
-        are_weights=are_weights,
+        lambda place, side: texts.get(place, "") if side else "",
+        weight,
     )
     return [place.name for place in ranked]
 
@@ -55,6 +58,6 @@ def test_a_value_is_as_near_as_what_names_it(tmp_path: Path) -> None:
     assert "FACTOR" in names(tmp_path, [CodePlace("b.py", "scale")])[:4]
 
 
-def test_of_weights_what_makes_them_is_first(tmp_path: Path) -> None:
-    ranked = names(tmp_path, [CodePlace("a.py", "Block.forward")], are_weights=True)
-    assert set(ranked[:2]) == {"Net.__init__", "Block.forward"}
+def test_of_weights_what_names_them_is_first_then_what_makes_them(tmp_path: Path) -> None:
+    ranked = names(tmp_path, [CodePlace("a.py", "Block.forward")], "bias")
+    assert ranked[0] == "far" and set(ranked[1:3]) == {"Net.__init__", "Block.forward"}
