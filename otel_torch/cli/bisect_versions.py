@@ -13,14 +13,10 @@ from pathlib import Path
 
 from otel_torch.bisecting.processes import CommandPrograms, Surroundings
 from otel_torch.bisecting.versions.commits import CommitLog
-from otel_torch.bisecting.versions.environments import (
-    Suspect,
-    find_suspects,
-    list_environment,
-)
+from otel_torch.bisecting.versions.environments import Suspect, find_suspects, list_environment
 from otel_torch.bisecting.versions.recording_links import link_what_a_recording_needs
 from otel_torch.bisecting.versions.version_programs import SettingChange, VersionPrograms
-from otel_torch.bisecting.versions.version_search import bisect_versions
+from otel_torch.bisecting.versions.version_search import VersionSearch
 from otel_torch.bisecting.versions.version_text import render_version_bisection
 from otel_torch.cli.bisect_runs import (
     close_runs,
@@ -111,7 +107,10 @@ def run_versions(arguments: argparse.Namespace) -> int:
         raise BadInput("one command is needed: otel-torch bisect [options] -- train.py ARGS…")
     if arguments.json not in (None, "-"):
         check_writable(Path(arguments.json))
-    pythons = Sides(arguments.python_a, arguments.python_b).map(_absolute_python)
+    # a link stays one, which a virtual environment needs
+    pythons = Sides(arguments.python_a, arguments.python_b).map(
+        lambda python: python and os.path.abspath(find_program(python))
+    )
     commands = pythons.map(lambda python: make_command(words, python))
     find_program(commands.reference[0])
     folder: Path = arguments.out
@@ -125,21 +124,15 @@ def run_versions(arguments: argparse.Namespace) -> int:
         suspects = find_suspects(environments) if arguments.python_a else []
         links = environments.map(lambda own: link_what_a_recording_needs(own, folder))
         with _work_trees(arguments, commits, folder) as (trees, repositories):
-            surroundings = Sides(
-                *(
-                    _surroundings(*side, has_tree=bool(repositories))
-                    for side in zip(pythons, links, trees, strict=True)
-                )
-            )
+            surroundings = Sides(*map(_surroundings, pythons, links, trees))
             programs = VersionPrograms(
                 CommandPrograms(*commands, folder, timeout=arguments.timeout, tell=progress),
                 [*suspects, *repositories],
                 arguments.setting,
                 surroundings,
             )
-            answer = bisect_versions(
-                programs, run_options(arguments), commits, make_teller(progress)
-            )
+            tell = make_teller(progress)
+            answer = VersionSearch(programs, run_options(arguments), commits, tell).search()
     if answer.verdict == "diverged":
         answer.bisection.report.following = [_again(arguments, words)]
     print_answer(arguments, answer, partial(render_version_bisection, answer))
@@ -148,10 +141,8 @@ def run_versions(arguments: argparse.Namespace) -> int:
 
 def _again(arguments: argparse.Namespace, words: Sequence[str]) -> NextStep:
     """Return the command to run once the program or the package is mended: the same one again."""
-    names = ("python_a", "python_b", "commit_a", "commit_b", "step", "tolerance")
-    options = given_options(
-        {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names}
-    )
+    names = ("--python-a", "--python-b", "--commit-a", "--commit-b", "--step", "--tolerance")
+    options = given_options({own: vars(arguments)[own[2:].replace("-", "_")] for own in names})
     for setting in arguments.setting:
         options += ["--setting", f"{setting.name}={','.join(setting.values)}"]
     return NextStep(
@@ -176,20 +167,15 @@ def make_command(words: Sequence[str], python: str | None) -> list[str]:
     return list(words)
 
 
-def _absolute_python(python: str | None) -> str | None:
-    """Return the path of an interpreter; a link stays one, which a virtual environment needs."""
-    return None if python is None else os.path.abspath(find_program(python))
-
-
-def _surroundings(
-    python: str | None, links: Path, tree: Path | None, *, has_tree: bool
-) -> Surroundings:
+def _surroundings(python: str | None, links: Path, tree: Path | None) -> Surroundings:
     paths = [str(links), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(paths)}
     if python is not None:  # for commands such as torchrun
         folders = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]
         variables["PATH"] = os.pathsep.join(folders)
-    if has_tree:  # its files change and keep size and second, by which bytecode is recognized
+    if (
+        tree is not None
+    ):  # its files change and keep size and second, by which bytecode is recognized
         variables["PYTHONDONTWRITEBYTECODE"] = "1"
     return Surroundings(tree, variables)
 

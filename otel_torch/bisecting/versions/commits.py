@@ -41,10 +41,9 @@ class CommitLog:
             file = min((x for x in files if f"/{x}".endswith(f"/{place.file}")), key=len)
             source = _git(self.root, "show", f"{new}:{file}")
             definition = definitions_of(source).get(place.name)
-            span = "" if ends.reference is None else f"{ends.reference}.."
-            where = [f"{span}{new}", "--", file]
+            where = [new if ends.reference is None else f"{ends.reference}..{new}", "--", file]
             if definition is not None:
-                where = ["-L", f"{definition.first},{definition.last}:{file}", f"{span}{new}"]
+                where = ["-L", f"{definition.first},{definition.last}:{file}", where[0]]
             log = _git(self.root, "log", "-s", f"--format={_FORMAT}", "--date=short", *where)
         except (UnusableEnvironment, ValueError, SyntaxError):
             return []

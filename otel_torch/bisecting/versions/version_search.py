@@ -33,66 +33,53 @@ _SHOWN_NAMES = 3
 _TRACEBACK = re.compile(r'File "(.+)", line \d+, in (\S+)')
 
 
-def bisect_versions(
-    programs: VersionPrograms,
-    options: RunOptions,
-    commits: CommitLog | None = None,
-    tell: Callable[[str], None] = lambda text: None,
-) -> VersionBisection:
-    """Find the smallest set of changes that makes one program compute something else.
-
-    Args:
-        commits: Where the history of the changed lines is, if it is at hand.
-        tell: Called with what is known so far.
-
-    Raises:
-        RecordingError: A recording cannot be read.
-    """
-    answer = VersionBisection(
-        Bisection(Report("match", reference="", port=""), runs=programs.runs),
-        programs.suspects,
-        programs.settings,
-    )
-    try:
-        _VersionSearch(programs, options, commits, tell, answer).run()
-    except RunFailed as error:
-        answer.bisection.report = Report("incomparable", str(error))
-    return answer
-
-
 class _TrialsSpent(Exception):
     """No further run is worth it."""
 
 
-class _VersionSearch:
+class VersionSearch:
+    """Looks for the smallest set of changes that makes one program compute something else.
+
+    Args:
+        commits: Where the history of the changed lines is, if it is at hand.
+        tell: Called with what is known so far.
+    """
+
     def __init__(
         self,
         programs: VersionPrograms,
         options: RunOptions,
         commits: CommitLog | None,
         tell: Callable[[str], None],
-        answer: VersionBisection,
     ) -> None:
-        self._versions, self._commits, self._tell, self._answer = programs, commits, tell, answer
+        self._versions, self._commits, self._tell = programs, commits, tell
         self._programs = RecordedPrograms(programs, replace(options, is_one_program=True))
+        bisection = Bisection(Report("match", reference="", port=""), runs=programs.runs)
+        self._answer = VersionBisection(bisection, programs.suspects, programs.settings)
         self._reference: ProgramRun | None = None
         self._outcomes: dict[frozenset[Change], bool | None] = {}
         self._reasons: dict[Change, str | None] = {}  # why nothing smaller is exchanged
 
-    def run(self) -> None:
-        answer, report = self._answer, self._compare()
-        answer.bisection.report = report
-        report.following = ()
-        if report.verdict in ("match", "partial"):
-            return
+    def search(self) -> VersionBisection:
+        """Return the answer. Raises RecordingError if a recording cannot be read."""
+        answer = self._answer
+        try:
+            answer.bisection.report = report = self._compare()
+            if report.verdict not in ("match", "partial"):
+                self._find_changes(report)
+        except RunFailed as error:
+            answer.bisection.report = Report("incomparable", str(error))
+        return answer
+
+    def _find_changes(self, report: Report) -> None:
         if not (self._versions.suspects or self._versions.settings):
             raise RunFailed("nothing differs between the two versions, but the numbers do")
         changes = self._ranked_changes(report)
-        answer.candidates = len(changes)
+        self._answer.candidates = len(changes)
         found = self._smallest(changes)
         proof: Proof = "proven" if found else "not proven"
-        answer.changes = [self._describe(own, proof) for own in found or changes[:1]]
-        answer.bisection.is_healed = bool(found)
+        self._answer.changes = [self._describe(own, proof) for own in found or changes[:1]]
+        self._answer.bisection.is_healed = bool(found)
         if found:
             report.verdict, report.reason = "diverged", None
 
@@ -110,7 +97,9 @@ class _VersionSearch:
         self._reference = compared.reference
         ends = compared.leading.comparison.ends
         self._answer.largest_error = max((float(pair.error) for pair in ends), default=0.0)
-        return compared.report()
+        report = compared.report()
+        report.following = ()  # its recordings are not kept
+        return report
 
     # -- what may be at fault
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from otel_torch.bisecting.text import list_runs
 from otel_torch.bisecting.versions.version_answer import FoundChange, VersionBisection
-from otel_torch.parity.finding import CodeLine
 from otel_torch.parity.report.screen import Screen
 from otel_torch.parity.report.text import DEFAULT_WIDTH
 from otel_torch.parity.report.text_finding import next_step_block
@@ -63,12 +62,8 @@ def _first_line(answer: VersionBisection, screen: Screen) -> list[str]:
     )
     for name, line in (("old", finding.line), ("new", finding.port_line)):
         if line is not None:
-            lines.append(f"  {name}  {_place(line)}  {escape(line.text)}")
+            lines.append(escape(f"  {name}  {line.place} {line.function}  {line.text}"))
     return lines
-
-
-def _place(line: CodeLine) -> str:
-    return f"{escape(line.place)} {escape(line.function)}"
 
 
 def _change(change: FoundChange, screen: Screen) -> list[str]:
