@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,19 +42,9 @@ class FoundChange:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `changes` in JSON."""
+        plain = ("name", "unit", "package", "versions", "patch", "proof", "reason", "commits")
         places = self.lines.map(lambda own: own and {"file": own.file, "line": own.line})
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "package": self.package,
-            "versions": list(self.versions),
-            "reference": places.reference,
-            "port": places.port,
-            "patch": self.patch,
-            "proof": self.proof,
-            "reason": self.reason,
-            "commits": list(self.commits),
-        }
+        return {name: getattr(self, name) for name in plain} | places._asdict()
 
 
 @dataclass(slots=True)
@@ -77,7 +68,7 @@ class VersionBisection:
     settings: Sequence[SettingChange]
     changes: list[FoundChange] = field(default_factory=list)
     candidates: int = 0
-    excluded: dict[str, list[str]] = field(default_factory=dict)
+    excluded: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     failed: list[str] = field(default_factory=list)
     crash: str | None = None
     largest_error: float = 0.0
@@ -87,21 +78,16 @@ class VersionBisection:
         """`match`, `diverged`, `partial` or `incomparable`, as `otel-torch diff` has it."""
         return self.bisection.verdict
 
-    def exclude(self, why: str, name: str) -> None:
-        """Add what cannot be exchanged."""
-        self.excluded.setdefault(why, []).append(name)
-
     def as_json(self) -> dict[str, Any]:
         """Return the object that `otel-torch bisect --json` prints."""
         suspects = [(own.name, own.versions) for own in self.suspects]
         suspects += [(own.name, own.values) for own in self.settings]
-        return self.bisection.as_json() | {
-            "suspects": [{"name": name, "versions": list(pair)} for name, pair in suspects],
+        plain = ("candidates", "excluded", "failed", "crash")
+        return {
+            **self.bisection.as_json(),
+            "suspects": [{"name": name, "versions": pair} for name, pair in suspects],
             "changes": [change.as_json() for change in self.changes],
-            "candidates": self.candidates,
-            "excluded": self.excluded,
-            "failed": self.failed,
-            "crash": self.crash,
+            **{name: getattr(self, name) for name in plain},
         }
 
 

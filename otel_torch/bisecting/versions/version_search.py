@@ -125,20 +125,21 @@ class VersionSearch:
     def _candidates(self, executed: ExecutedFunctions) -> dict[CodePlace, str]:
         """Return the definitions that ran and differ, with their kinds; note what cannot be."""
         candidates: dict[CodePlace, str] = {}
+        excluded = self._answer.excluded
         loaded = {place.file for place in executed.order}
         for suspect in self._versions.suspects:
             for file in sorted(loaded & suspect.files.keys()):
                 try:
                     changes = self._versions.splice_of(file).changes
                 except DoesNotFit as reason:
-                    self._answer.exclude(f"modules of {suspect.name} {reason}", file)
+                    excluded[f"modules of {suspect.name} {reason}"].append(file)
                     continue
                 for name, definition in changes.items():
                     ran = CodePlace(file, name.partition("#")[0]) in executed.order
                     if ran or definition.kind != "function":
                         candidates[CodePlace(file, name)] = definition.kind
             if suspect.has_other_compiled_code:
-                self._answer.exclude("compiled libraries", suspect.name)
+                excluded["compiled libraries"].append(suspect.name)
         return candidates
 
     def _anchors(self, report: Report, executed: ExecutedFunctions) -> list[CodePlace]:
