@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from otel_torch.bisecting.versions.definitions import definitions_of
@@ -55,10 +55,8 @@ class CommitLog:
 
     def _commit_of(self, version: str) -> str | None:
         for name in (f"v{version}", version):
-            try:
+            with suppress(UnusableEnvironment):
                 return self.resolve(name)
-            except UnusableEnvironment:
-                continue
         return None
 
     @contextmanager

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from otel_torch.bisecting.versions.definitions import (
-    Definition,
     changed_definitions,
     definitions_of,
     first_line,
@@ -75,7 +74,9 @@ class ModuleSplice:
         single = [x for x in sorted(names) if not any(x.startswith(f"{own}.") for own in names)]
         edits = [self._edit(name) for name in single]
         if helpers := self._helpers([edit.text for edit in edits]):
-            first = self._first_statement(min(edit.first for edit in edits))
+            begin = min(min(edit.first, edit.last) for edit in edits)
+            # before the statement of the module that holds the first edit, with its decorators
+            first = max(x for x in map(first_line, ast.parse(self._texts[1]).body) if x <= begin)
             edits.append(_Edit(first, first - 1, "\n".join(helpers)))
         lines = list(self._lines[1])
         for edit in sorted(edits, reverse=True):
@@ -102,23 +103,14 @@ class ModuleSplice:
         if new is None:
             assert old is not None
             owner = self.definitions[1][old.owner]
-            return _Edit(owner.last + 1, owner.last, _indented(text, self._indent_inside(owner)))
+            members = [x.indent for x in self.definitions[1].values() if x.owner == old.owner]
+            text = _indented(text, min(members, default=owner.indent + 4))
+            return _Edit(owner.last + 1, owner.last, text)
         if old is None:
             text = f"{' ' * new.indent}pass"
         elif old.indent != new.indent:
             text = _indented(text, new.indent)
         return _Edit(new.first, new.last, text)
-
-    def _indent_inside(self, owner: Definition) -> int:
-        members = [x.indent for x in self.definitions[1].values() if x.owner == owner.name]
-        return min(members, default=owner.indent + 4)
-
-    def _first_statement(self, line: int) -> int:
-        """Return where the statement of the module begins that holds a line."""
-        for node in ast.parse(self._texts[1]).body:
-            if (node.end_lineno or node.lineno) >= line:
-                return first_line(node)
-        return line
 
     def _helpers(self, texts: list[str]) -> list[str]:
         """Return statements of the old module for names that the new one has not."""
