@@ -2,7 +2,7 @@
 
 Of every forward the runs also hold what enters and leaves the outermost modules. A fault between
 two steps, in a sampler or an optimizer, shows in what the next forward gets. What comes after the
-last forward shows in nothing, so that the last step is recorded where no other one differs.
+last forward shows in nothing: there the last step tells.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RecordedPrograms:
 
         Returns:
             The comparison of the first step of each model; if these match, that of the first step
-            that differs, or else the last one. All further runs record the same step.
+            that differs, of one program else the last one. All further runs record the same step.
         """
         compared = self._record_both("as it is")
         rank = compared.leading
@@ -74,7 +74,7 @@ class RecordedPrograms:
         limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
         paths = Sides(compared.reference.recordings[rank.rank], compared.port.recordings[rank.rank])
         later = find_later_step(paths, limit)
-        if later is None:
+        if later is None or (later.is_last and not self._options.is_one_program):
             return compared
         tell(str(later))
         self._settings["reference"]["steps"] = later.steps.reference
