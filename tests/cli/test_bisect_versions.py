@@ -67,10 +67,10 @@ def install(folder: Path, version: str, source: str) -> Path:
     return folder
 
 
-def environments(folder: Path, version: str, source: str) -> tuple[str, str]:
+def environments(folder: Path, version: str, source: str, old_source: str = OLD) -> tuple[str, str]:
     """Write the program, and make an old and a new environment; return their interpreters."""
     (folder / "train.py").write_text(PROGRAM)
-    old = install(folder / "old", "1.0", OLD)
+    old = install(folder / "old", "1.0", old_source)
     new = install(folder / "new", version, source)
     return (
         str(make_environment(folder / "venv-old", [old])),
@@ -146,6 +146,21 @@ def test_a_new_version_that_fails_is_healed(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "The new version fails" in done.stdout and "no norm" in done.stdout
     assert "✗ proven: function tinynet.norm" in done.stdout
+
+
+def test_what_comes_after_the_last_forward_differs(tmp_path: Path) -> None:
+    last = "\ndef step(x, number):\n    return x * 2 if number else x\n"
+    old, new = environments(
+        tmp_path, "2.0", OLD + last.replace("x * 2", "(x * 2).log()"), OLD + last
+    )
+    (tmp_path / "train.py").write_text(
+        "import torch, tinynet\ntorch.manual_seed(0)\nnet, x = tinynet.Net(), torch.randn(2, 8)\n"
+        "for number in range(2):\n    x = tinynet.step(net(x), number)\n"
+    )
+    done = bisect(tmp_path, "--python-a", old, "--python-b", new, "--", "train.py")
+    assert done.returncode == 1, done.stderr
+    assert "all forwards match, recording step 1" in done.stderr
+    assert "✗ proven: function tinynet.step" in done.stdout
 
 
 def test_the_setting_that_makes_the_difference(tmp_path: Path) -> None:
