@@ -23,7 +23,9 @@ class CodePlace(NamedTuple):
 
 @dataclass(slots=True)
 class ExecutedFunctions:
-    """What ran in both programs, in the order of the first calls, and who called whom first."""
+    """What ran in both programs, in the order of the first calls, and what is next to what: who
+    called whom first, methods and their class.
+    """
 
     order: dict[CodePlace, int] = field(default_factory=dict)
     neighbors: defaultdict[CodePlace, set[CodePlace]] = field(
@@ -46,8 +48,14 @@ class ExecutedFunctions:
                 other = place_of(relative(caller_file), caller) if caller_file else None
                 # an import is no call
                 if other is not None and other.name and place.name:
-                    self.neighbors[place].add(other)
-                    self.neighbors[other].add(place)
+                    self._connect(place, other)
+        for place in self.order:
+            if owner := place.name.rpartition(".")[0]:  # what a method reads, another one has set
+                self._connect(place, place._replace(name=owner))
+
+    def _connect(self, place: CodePlace, other: CodePlace) -> None:
+        self.neighbors[place].add(other)
+        self.neighbors[other].add(place)
 
     def distances(self, anchors: Iterable[CodePlace]) -> dict[CodePlace, int]:
         """Return over how many calls each function is from the nearest anchor."""
@@ -85,7 +93,8 @@ def rank(
 
     Args:
         candidates: Changes, each `function`, `value` or `class`.
-        anchors: The functions of the lines that differ, the first one first.
+        anchors: The functions of the lines that differ, the first one first. Without any the program
+            itself gets other values: random numbers of which what makes weights has drawn others.
         text_of: Returns the old (0) or new (1) text of a definition in a file with candidates.
         weight: The name of a parameter that differs, so that what makes it is suspect.
     """
@@ -98,8 +107,8 @@ def rank(
             lines = [set(map(str.strip, text_of(place, side).split("\n"))) for side in (0, 1)]
             if any(re.search(rf"\b{re.escape(weight)}\b", line) for line in lines[0] ^ lines[1]):
                 return -1
-            if _INITIALIZERS.search(place.name):
-                return 0
+        if (weight is not None or not anchors) and _INITIALIZERS.search(place.name):
+            return 0
         if candidates[place] == "function":
             return distances.get(place, far)
         # a value or a class is as near as the nearest function that names it, or belongs to it
