@@ -93,8 +93,8 @@ def rank(
 
     Args:
         candidates: Changes, each `function`, `value` or `class`.
-        anchors: The functions of the lines that differ, the first one first. Without any the program
-            itself gets other values: random numbers of which what makes weights has drawn others.
+        anchors: The functions of the lines that differ, the first one first. Without any, the
+            program itself gets other values: what makes weights has drawn other random numbers.
         text_of: Returns the old (0) or new (1) text of a definition in a file with candidates.
         weight: The name of a parameter that differs, so that what makes it is suspect.
     """
