@@ -247,21 +247,23 @@ def _same_content(
         for end, key in zip(loose[0], keys[0], strict=True):
             if key is not None and waiting[key]:
                 pairs.append((end, waiting[key].pop(0)))
-    return [pair for pair in pairs if not all(map(_is_nonfinite, programs, pair))]
+    return [pair for pair in pairs if any(map(_is_informed, programs, pair))]
 
 
-def _is_nonfinite(program: ComparedProgram, end: int) -> bool:
-    return bool(program.graph.values.nonfinite[program.graph.ends[end]] > 0)
+def _is_informed(program: ComparedProgram, end: int) -> bool:
+    return bool(program.is_informed[program.graph.ends[end]])
 
 
 def _key(program: ComparedProgram, end: int, is_right: bool | None) -> object:
     """Return what two ends have in common: their content if it is right, else their shape without
-    sizes of 1; None if an end tells nothing. Where any end counts, so do NaN and Inf.
+    sizes of 1; None if an end tells nothing. Where right and wrong ones meet, NaN and Inf tell.
     """
     value = int(program.graph.ends[end])
-    if is_right is not None and (program.state[value] == RIGHT) != is_right:
-        return None
-    if not (program.is_informed[value] or (is_right is None and _is_nonfinite(program, end))):
+    if is_right is None:
+        is_known = program.is_informed[value] or program.graph.values.nonfinite[value] > 0
+    else:
+        is_known = program.is_informed[value] and (program.state[value] == RIGHT) == is_right
+    if not is_known:
         return None
     if is_right:
         return int(program.side.group[value])
