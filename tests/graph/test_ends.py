@@ -66,6 +66,25 @@ def test_what_is_left_of_a_program_that_goes_on_is_not_compared_with_an_end() ->
     assert not compare_graphs(sampler(0.5, is_cut=True), sampler(0.7, is_cut=True)).is_match
 
 
+def test_of_one_program_what_goes_on_from_the_other_end_is_compared_with_it() -> None:
+    def scaled(*factors: float) -> Graph:
+        writer = Writer()
+        value = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", W))
+        writer.end("out", value)
+        for factor in factors:
+            value = writer.op("mul.scalar", value, factor)
+        writer.end("", value)
+        return writer.finish()
+
+    programs = scaled(0.5), scaled(0.5, 3.0)
+    assert compare_graphs(*programs).is_match
+    assert not compare_graphs(*programs, is_one_program=True).is_match
+    assert compare_graphs(programs[1], programs[1], is_one_program=True).is_match
+    endless = scaled(float("inf"))
+    assert not compare_graphs(programs[0], endless, is_one_program=True).is_match
+    assert compare_graphs(endless, endless, is_one_program=True).is_match
+
+
 def returning(name: str, factor: float, *, goes_on: bool = True) -> Graph:
     """Return a model that returns the logarithms of something, or the logits, and what is made of it."""
     writer = Writer()
