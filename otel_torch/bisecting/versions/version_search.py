@@ -179,9 +179,11 @@ class VersionSearch:
                 }
                 self._reasons = dict.fromkeys(whole, "no set of functions gives the old result")
                 found = find_minimal_set(list(whole), self._heals)
-            return found and leave_out(found, self._heals)
+            if found and None in self._outcomes.values():  # where a mix failed, less may do
+                found = leave_out(found, self._heals)
         except _TrialsSpent:
-            return found
+            self._tell(f"{_MOST_TRIALS} runs with something taken back are enough")
+        return found
 
     def _heals(self, changes: Sequence[Change]) -> bool | None:
         """Return whether the new version computes what the old one does with changes taken back;
