@@ -170,7 +170,13 @@ def compare(
             return compare_two(reference, port, noise)
 
         return compare_ranks(
-            Path(reference), Path(port), noise_path, compare_here, progress, workers=1
+            Path(reference),
+            Path(port),
+            noise_path,
+            compare_here,
+            progress,
+            workers=1,
+            tensors=tensors,
         )
     compare_rank = partial(
         compare,
@@ -181,7 +187,9 @@ def compare(
         warm_ups=warm_ups,
         quantized=quantized,
     )
-    return compare_ranks(Path(reference), Path(port), noise_path, compare_rank, progress, on)
+    return compare_ranks(
+        Path(reference), Path(port), noise_path, compare_rank, progress, on, tensors=tensors
+    )
 
 
 class _Comparison:

@@ -13,6 +13,7 @@ from typing import Any
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.explain import explain_ranks
 from otel_torch.parity.layouts.one_recording import write_one_recording
+from otel_torch.parity.layouts.stored_parts import find_wrong_parts
 from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
 from otel_torch.parity.rank_executor import CompareRank, Progress, RankPair, compare_pairs
 from otel_torch.parity.rank_recordings import (
@@ -34,6 +35,7 @@ def compare_ranks(
     progress: Progress,
     on: str | None = None,
     workers: int | None = None,
+    tensors: Sides[Path] | None = None,
 ) -> Report:
     """Compare two sides of which at least one is a folder of ranks.
 
@@ -45,6 +47,7 @@ def compare_ranks(
         progress: Called with a short text from time to time.
         on: `ray`, or the address of a Ray cluster, whose machines compare the ranks.
         workers: How many processes compare ranks; 1 if `compare_rank` cannot be pickled.
+        tensors: Where whole tensors are, None for where the runs put them.
     """
     warnings: list[str] = []
     uncompared: list[str] = []
@@ -55,7 +58,7 @@ def compare_ranks(
         temporary = Path(stack.enter_context(folder))
         if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
             return _compare_with_one_process(
-                reference, port, ranks, noise, temporary, compare_rank, progress
+                reference, port, ranks, noise, temporary, compare_rank, progress, tensors
             )
         references = find_recordings(reference, temporary, warnings.append, uncompared.append)
         ports = find_recordings(port, temporary, warnings.append, uncompared.append)
@@ -102,6 +105,7 @@ def _compare_with_one_process(
     temporary: Path,
     compare_rank: CompareRank,
     progress: Progress,
+    tensors: Sides[Path] | None,
 ) -> Report:
     """Compare one process with the ranks of a model that is split over them."""
     first, *others = ranks.values()
@@ -116,6 +120,7 @@ def _compare_with_one_process(
     one = write_one_recording(reference, port, ranks, temporary, warnings.append, uncompared.append)
     report = compare_temporary_files(partial(compare_two, reference, one.path), {one.path: port})
     explain_ranks(report, one)
+    find_wrong_parts(report, reference, ranks, tensors)
     report.warnings[:0] = [*warnings, *uncompared]
     report.uncompared[:0] = uncompared
     report.judge_whole()

@@ -33,7 +33,7 @@ class StoredTensors:
     def of_role(self, role: Role) -> Array | None:
         """Return the tensor of a row, or None if it was not kept."""
         call = role.call
-        return self._read(
+        return self.read(
             call.loop,
             call.step,
             tensor_key(call.model, call.module, role.tensor, call.number, call.phase),
@@ -45,9 +45,10 @@ class StoredTensors:
         key = tensor_key(
             parameter.model, parameter.module, row["tensor"], row.get("call"), row.get("phase")
         )
-        return self._read(row.get("loop"), row.get("step"), key)
+        return self.read(row.get("loop"), row.get("step"), key)
 
-    def _read(self, loop: int | None, step: int | None, key: str) -> Array | None:
+    def read(self, loop: int | None, step: int | None, key: str) -> Array | None:
+        """Return the tensor with that key, or None if it was not kept."""
         if self.folder is None:
             return None
         try:

@@ -14,6 +14,7 @@ from otel_torch.parity.layouts.rank_rows import RankRow
 
 # fields that are equal where two ranks hold the same numbers
 _NUMBERS = ("sum", "abs_mean", "min", "max")
+UNKNOWN_RANK = "The numbers do not show which rank is wrong."
 # how exactly sums have to agree: of what is expected, and of rounding
 _EXACT, _ROUNDING = 1e-3, 1e-5
 
@@ -106,7 +107,7 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
         return WrongPlace(rows[twins[1]].rank if is_known else None, cause, "")
     if cause is not None and cause.kind != "random_stream":
         return WrongPlace(rows[0].rank, cause, "")
-    return WrongPlace(None, cause, "The numbers do not show which rank is wrong.")
+    return WrongPlace(None, cause, UNKNOWN_RANK)
 
 
 def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
