@@ -99,6 +99,12 @@ ROWS: dict[str, Quantity] = {
         "{step}",
         "Steps with the batch of the step before, made anew",
     ),
+    "rewritten": Quantity(
+        "torch.training.rewritten_parameters",
+        "counter",
+        "{step}",
+        "Steps that begin with other parameters than the step before has left, with other ranks",
+    ),
     "unused_losses": Quantity(
         "torch.training.unused_losses",
         "gauge",
@@ -155,7 +161,7 @@ ROWS: dict[str, Quantity] = {
 # of these a step has a row only where it breaks a law of training
 OF_LAWS = frozenset({
     "early_clips", "late_clips", "uncleared", "eval_forwards", "train_evaluations",
-    "repeated_batch", "equal_outputs", "broken_law",
+    "repeated_batch", "rewritten", "equal_outputs", "broken_law",
 })  # fmt: skip
 
 STEP_DURATION = Quantity(

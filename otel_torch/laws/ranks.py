@@ -47,6 +47,12 @@ class _Replicas:
         return any(step not in self.drifted for step in self.known[first:])
 
     @property
+    def are_sent_from_one(self) -> bool:
+        """Whether the first rank alone goes on with what its steps have left."""
+        first, *others = (sum(steps.values()) for steps in self.of("rewritten"))
+        return first == 0 and all(count > 1 for count in others)
+
+    @property
     def begin_equal(self) -> bool:
         """Whether the parameters are those of replicas, before the first step."""
         return bool(self.known) and self.known[0] not in self.drifted
@@ -116,13 +122,16 @@ def _replicated_parts_that_drift(replicas: _Replicas) -> dict[str, _Replicas]:
 
 
 def gradients_not_averaged(replicas: _Replicas) -> str | None:
-    """Ranks that begin with equal parameters do not drift apart by other gradients.
+    """Ranks that begin with equal parameters do not drift apart by other gradients, unless these
+    are averaged now and then; to send those of one rank to the others is no average.
 
     Parts of a split model differ from the first step on, and a framework that averages gradients
     inside of its optimizer's step keeps the parameters equal.
     """
     apart, drifted = replicas.apart, replicas.drifted
-    if not (replicas.begin_equal and apart and drifted) or replicas.meet_again:
+    if not (replicas.begin_equal and apart and drifted):
+        return None
+    if replicas.meet_again and not replicas.are_sent_from_one:
         return None
     norms = [f"{gradient[apart[0]]:.4g}" for gradient in replicas.gradients]
     return (

@@ -412,6 +412,17 @@ def test_what_all_ranks_of_a_split_model_hold_is_updated_alike() -> None:
     assert not broken_rank_laws([part(1.0, 2.0), part(3.0, 2.0)])
 
 
+@pytest.mark.parametrize("rewritten", [(1, 3), ()])
+def test_weights_that_one_rank_sends_are_no_average(rewritten: tuple[int, ...]) -> None:
+    first = rank(norms=[0.42, 0.41, 0.4, 0.39], parameters=[3.0, 2.9, 2.8, 2.7])
+    other = rank(norms=[0.43, 0.40, 0.3, 0.29], parameters=[3.0, 2.9, 2.7, 2.7])
+    for step in rewritten:
+        where = {"module": "", "tensor": "rewritten", "step": step, "model": "Net", "loop": 0}
+        other.add({**where, "mean": 1.0})
+    laws = [law.law for law in broken_rank_laws([first, other])]
+    assert laws == ["gradients_not_averaged"] * bool(rewritten)
+
+
 @pytest.mark.parametrize(
     "other",
     [

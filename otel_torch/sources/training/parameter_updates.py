@@ -26,6 +26,7 @@ from otel_torch.sources.training.owned_parameters import (
     say_incomplete,
 )
 from otel_torch.sources.training.restored_parameters import RestoredParameters
+from otel_torch.sources.training.rewritten_parameters import RewrittenParameters
 from otel_torch.sources.training.training_rows import ENDED, TrainingRows
 from otel_torch.sources.training.unmoved_parameters import UnmovedParameters
 from otel_torch.statistics.norms import squared_norms, sums_of_parts
@@ -55,6 +56,7 @@ class ParameterUpdates:
     def __init__(self, rows: TrainingRows, owners: ParameterOwners, optimizers: Optimizers) -> None:
         self._rows, self._owners, self._optimizers = rows, owners, optimizers
         self._restored, self._unmoved = RestoredParameters(), UnmovedParameters()
+        self._rewritten = RewrittenParameters(rows)
         # by optimizer that is stepping, and model
         self._before: dict[int, dict[Model, _Before]] = {}
         self._unheld: weakref.WeakKeyDictionary[Model, _Before] = weakref.WeakKeyDictionary()
@@ -78,6 +80,7 @@ class ParameterUpdates:
             elif owned.tensors:
                 squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
                 self._restored.measured(model, owned, squares)
+                self._rewritten.starting(model, owned, step, squares)
                 measured[model] = _Before(model, step, owned, squares, samples)
 
     def describe(self, model: Model) -> dict[str, list[str]]:
@@ -140,6 +143,7 @@ class ParameterUpdates:
                 )
                 self._record(before, changes)
                 self._record_rounded(before)
+                self._rewritten.ended(before.model, before.owned, before.step)
 
     def _gradients(self, before: _Before) -> OwnedTensors:
         ids = frozenset(before.owned.parameter_ids)

@@ -31,8 +31,6 @@ MISJUDGED: dict[str, set[str]] = LOOK_LIKE_MISTAKES | {
     "class_token_taken_before_the_blocks": {"loss_ignores_inputs", "no_gradient"},
     # it looks like a loaded head on another body
     "checkpoint_without_what_is_frozen": set(),
-    # weights that are equal again after they differed look averaged
-    "wrapped_anew_in_every_second_step": set(),
     # what was loaded is as it was, and belongs to no model any more
     "layers_exchanged_for_some_without_biases_after_loading": set(),
     # dropout that stays on below a root in eval mode may be meant
