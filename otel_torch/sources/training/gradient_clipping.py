@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
-from otel_torch.sources.operations.source_lines import current_place
+from otel_torch.sources.program_lines import current_place
 from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.tensors.parameter_data import gradient_state
 from otel_torch.statistics.norms import whole_values

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
-from otel_torch.sources.operations.source_lines import current_place
+from otel_torch.sources.program_lines import current_place
 from otel_torch.sources.replacements import Replacements
 
 

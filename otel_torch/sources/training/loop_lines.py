@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from otel_torch.sources.models.model import Model
-from otel_torch.sources.operations.source_lines import current_place
+from otel_torch.sources.program_lines import current_place
 from otel_torch.sources.steps.active_steps import ActiveStep
 from otel_torch.sources.steps.forwards import ForwardContext, Inputs
 from otel_torch.sources.steps.updates import OptimizerStep
