@@ -293,8 +293,12 @@ def compare_runs(
         return run.recordings.values() if is_split else [run.recordings[rank]]
 
     def compare(rank: int) -> ComparedRank:
-        recorded = Sides(read(*paths(reference, rank)), read_graph(*paths(port, rank)))
-        noisy = None if noise is None else read(noise.recordings[rank]).graph
+        own = read(*paths(reference, rank), has_loops=is_one_program)
+        other = read_graph(*paths(port, rank), has_loops=is_one_program)
+        recorded = Sides(own, other)
+        noisy = None
+        if noise is not None:
+            noisy = read(noise.recordings[rank], has_loops=is_one_program).graph
         comparison = compare_graphs(
             recorded.reference.graph,
             recorded.port.graph,

@@ -30,12 +30,19 @@ class RecordedProgram:
         reads: The values that each reads.
         values: The row and the maker of each value; NOTHING is the maker of a leaf.
         ends: The rows of ends.
+        has_loops: Whether results of each loop count, as of several samplers in one program; else
+            only those of the last one.
     """
 
     nodes: Sequence[Row]
     reads: Sequence[Sequence[int]]
     values: dict[int, tuple[Row, int]]
     ends: Sequence[Row]
+    has_loops: bool = False
+
+    def loop_of(self, node: int) -> Any:
+        """Return the loop of a node that has results of its own; None if only the last loop has."""
+        return self.nodes[node].get("loop") if self.has_loops else None
 
     def maker(self, value: int) -> int:
         """Return the node that made a value."""
@@ -147,13 +154,17 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
 
 
 def _results(program: RecordedProgram) -> list[int]:
-    """Return the values that the program made after its last end and reads no more.
+    """Return the values that the program made after the last end of a loop and reads no more.
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
     then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.
     """
     ended = {row["value"] for row in program.ends}
-    last = max(map(program.maker, ended), default=NOTHING)
+    last: defaultdict[Any, int] = defaultdict(lambda: NOTHING)
+    for node in map(program.maker, ended):
+        if node != NOTHING:
+            loop = program.loop_of(node)
+            last[loop] = max(last[loop], node)
     made: defaultdict[int, list[int]] = defaultdict(list)
     for number, (_, maker) in program.values.items():
         made[maker].append(number)
@@ -163,7 +174,8 @@ def _results(program: RecordedProgram) -> list[int]:
         if used.isdisjoint(numbers):
             if row.get("moves") and (len(program.reads[node]) == 1 or row["op"] == REREAD):
                 continue
-            if node > last and row.get("phase") != "backward" and "inside" not in row:
+            is_later = node > last[program.loop_of(node)]
+            if is_later and row.get("phase") != "backward" and "inside" not in row:
                 results += reversed(numbers)
         used.update(program.reads[node])
     return results[::-1]

@@ -66,8 +66,11 @@ class RecordedGraph(NamedTuple):
     places: list[RecordedPlace]
 
 
-def read_graph(*ranks: str | Path) -> RecordedGraph:
+def read_graph(*ranks: str | Path, has_loops: bool = False) -> RecordedGraph:
     """Read the graph of a recording, or one graph of the recordings of several ranks.
+
+    Args:
+        has_loops: Whether results of each loop are ends, and not only those of the last one.
 
     Raises:
         RecordingError: A file is missing or not a recording.
@@ -83,7 +86,8 @@ def read_graph(*ranks: str | Path) -> RecordedGraph:
         lines += recording.meta.get("lines", ())
         is_cut = is_cut or bool(recording.meta.get("operations_cut"))
     try:
-        return graph_of_rows(rows, {"lines": lines, "operations_cut": is_cut})
+        metadata = {"lines": lines, "operations_cut": is_cut}
+        return graph_of_rows(rows, metadata, has_loops=has_loops)
     except ValueError as error:
         raise ValueError(f"{ranks[0]}: {error}") from None
 
@@ -104,18 +108,21 @@ def _value_of_rank(number: int, rank: int) -> int:
     return number + (rank << _RANK_SHIFT)
 
 
-def graph_of_rows(rows: Iterable[Row], metadata: Mapping[str, Any]) -> RecordedGraph:
+def graph_of_rows(
+    rows: Iterable[Row], metadata: Mapping[str, Any], *, has_loops: bool = False
+) -> RecordedGraph:
     """Return the graph of rows.
 
     Args:
         rows: Rows of operations, leaves and ends; others are passed over.
         metadata: Of the recording; its `lines` are the table that rows index.
+        has_loops: Likewise.
 
     Raises:
         ValueError: There are no operations.
     """
     lines = [tuple(line) for line in metadata.get("lines", ())]
-    filler = _GraphFiller(lines, bool(metadata.get("operations_cut")))
+    filler = _GraphFiller(lines, bool(metadata.get("operations_cut")), has_loops)
     for row in rows:
         if "op" in row:
             filler.add_operation(row)
@@ -133,8 +140,8 @@ class _GraphFiller:
     read a value whose own row comes later.
     """
 
-    def __init__(self, lines: list[tuple[Any, ...]], is_cut: bool) -> None:
-        self._lines = lines
+    def __init__(self, lines: list[tuple[Any, ...]], is_cut: bool, has_loops: bool) -> None:
+        self._lines, self._has_loops = lines, has_loops
         self._builder = GraphBuilder(SIZE, is_cut)
         self._rows: dict[int, tuple[Row, int]] = {}  # value number -> its row and its maker
         self._nodes: list[Row] = []
@@ -197,7 +204,8 @@ class _GraphFiller:
         made = [self._rows.get(number, ({}, NOTHING)) for number in numbers]
         for row, maker in made:
             self._add_value(row, maker)
-        for end in ends_of(RecordedProgram(self._nodes, read, self._rows, self._ends)):
+        program = RecordedProgram(self._nodes, read, self._rows, self._ends, self._has_loops)
+        for end in ends_of(program):
             builder.add_end(end.name, index[end.value], is_passed=end.is_passed)
         places = [RecordedPlace.of(row) for row, _ in made]
         places += self._add_readings(index)

@@ -135,6 +135,25 @@ def test_the_ends_of_a_training_are_its_gradients_and_last_parameters():
     assert [pair.name for pair in ends] == names[:3]
 
 
+@pytest.mark.parametrize(("has_loops", "ends"), [(False, {2, 9}), (True, {2, 3, 9})])
+def test_what_each_of_several_loops_makes_last_is_an_end(has_loops, ends):
+    """A second sampler begins after what the first one makes of its last output."""
+    sample = PLACE | {"tensor": "op[2]", "op": "mul", "reads": [2], "value": 3, "makes": 0}
+    again = PLACE | {
+        "loop": 1,
+        "tensor": "op[3]",
+        "op": "mul",
+        "reads": [0],
+        "value": 9,
+        "makes": 0,
+    }
+    returned = PLACE | {"loop": 1, "tensor": "end[1]", "end": "out", "value": 9}
+    both = [*rows(), sample | content(3, [8, 2]), again | content(9, [2, 8]), returned]
+    graph = graph_of_rows(both, {}, has_loops=has_loops).graph
+    made = {0: 0, 1: 1, 2: 2, 3: 3, 4: 9}  # the values in the order of the rows
+    assert {made[end] for end in graph.ends.tolist()} == ends
+
+
 def test_memory_that_is_written_to_afterwards_is_no_end():
     """A table of losses: it is read as a whole for the place of the last one, which is then written."""
 
