@@ -418,7 +418,6 @@ class RunningSession:
         from otel_torch.recording.disk_budget import DiskBudget
         from otel_torch.recording.recording_sink import RecordingSink
         from otel_torch.recording.remote.remote_files import is_url
-        from otel_torch.recording.remote.uploaded_recording import UploadedRecording
         from otel_torch.recording.tensor_sink import TensorSink
         from otel_torch.telemetry.run_trace import run_trace_id
         from otel_torch.telemetry.sinks.telemetry_sink import build_telemetry_sinks
@@ -432,7 +431,11 @@ class RunningSession:
         )
         if writes and settings.jsonl is not None:
             chosen = settings.chosen(os.environ | self._overrides)
-            kind = UploadedRecording if is_url(settings.jsonl) else RecordingSink
+            kind: Any = RecordingSink
+            if is_url(settings.jsonl):
+                from otel_torch.recording.remote.uploaded_recording import UploadedRecording
+
+                kind = UploadedRecording
             sinks.append(
                 kind(
                     settings.jsonl,

@@ -34,11 +34,11 @@ def write_page(bisection: Bisection, path: Path) -> None:
 
 
 def _page(bisection: Bisection) -> str:
-    verdict, summary = bisection.verdict, escaped(summary_of(bisection))
+    verdict, summary = bisection.verdict, summary_of(bisection)
     body = [
         '<header class="card">',
         f'<p><span class="badge {verdict}">{verdict}</span> '
-        f'<span class="faint">{summary}</span></p>',
+        f'<span class="faint">{escaped(summary)}</span></p>',
     ]
     for index in range(len(bisection.faults)):
         body += _fault(bisection, index)
@@ -75,8 +75,9 @@ def _curves(bisection: Bisection) -> tuple[list[str], dict[str, dict[str, object
             when = "as the port is" if id == "curve" else "with all that was healed"
             lines += replace(chart, title=f"{chart.title}, {when}").section(id)
             plots[id] = chart.plot
-    if bisection.is_healed and bisection.after is not None:
-        lines.append(f"<p>{escaped(after_sentence(bisection.after))}.</p>")
+    sentence = "" if bisection.after is None else after_sentence(bisection.after)
+    if sentence:
+        lines.append(f"<p>{escaped(sentence)}.</p>")
     return lines, plots
 
 

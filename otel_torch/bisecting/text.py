@@ -187,13 +187,15 @@ def _curves(bisection: Bisection, screen: Screen) -> list[str]:
     if bisection.after is None or not lines:
         return lines
     after = error_by_depth(bisection.after, screen)
-    title = "With the reference's values there:" if after else after_sentence(bisection.after)
+    title = after_sentence(bisection.after) or "With the reference's values there:"
     return [*lines, *screen.wrap(title, "bold"), *after]
 
 
 def after_sentence(after: Report) -> str:
-    """Return how the pairs of values are once all faults are healed, if all of them are right."""
+    """Return how the pairs of values are with all that was healed; "" if not all are right."""
     pairs = pairs_around_finding(after)
+    if any(pair.state != "right" for pair in pairs):
+        return ""
     return f"With the reference's values there, all {len(pairs):,} pairs are within their floor"
 
 

@@ -173,9 +173,8 @@ def _surroundings(python: str | None, links: Path, tree: Path | None) -> Surroun
     if python is not None:  # for commands such as torchrun
         folders = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]
         variables["PATH"] = os.pathsep.join(folders)
-    if (
-        tree is not None
-    ):  # its files change and keep size and second, by which bytecode is recognized
+    # files of a tree change and keep size and second, by which bytecode is recognized
+    if tree is not None:
         variables["PYTHONDONTWRITEBYTECODE"] = "1"
     return Surroundings(tree, variables)
 

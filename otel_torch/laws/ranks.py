@@ -58,6 +58,13 @@ class _Replicas:
         return bool(self.known) and self.known[0] not in self.drifted
 
     @property
+    def drift_apart(self) -> bool:
+        """Whether parameters that begin equal differ from then on, and so do the gradients."""
+        if not (self.begin_equal and self.apart and self.drifted):
+            return False
+        return not self.meet_again or self.are_sent_from_one
+
+    @property
     def are_drawn(self) -> bool:
         """Whether the first parameters are no constants, which other parts of a layer have, too."""
         square = self.parameters[0][self.known[0]] ** 2
@@ -111,13 +118,7 @@ def replicas_differ(replicas: _Replicas) -> str | None:
 
 def _replicated_parts_that_drift(replicas: _Replicas) -> dict[str, _Replicas]:
     return {
-        name: part
-        for name, part in replicas.modules.items()
-        if part.begin_equal
-        and part.are_drawn
-        and part.apart
-        and part.drifted
-        and not part.meet_again
+        name: part for name, part in replicas.modules.items() if part.drift_apart and part.are_drawn
     }
 
 
@@ -129,9 +130,7 @@ def gradients_not_averaged(replicas: _Replicas) -> str | None:
     inside of its optimizer's step keeps the parameters equal.
     """
     apart, drifted = replicas.apart, replicas.drifted
-    if not (replicas.begin_equal and apart and drifted):
-        return None
-    if replicas.meet_again and not replicas.are_sent_from_one:
+    if not replicas.drift_apart:
         return None
     norms = [f"{gradient[apart[0]]:.4g}" for gradient in replicas.gradients]
     return (

@@ -28,7 +28,7 @@ from otel_torch.parity.cached_comparison import CachedJudgment, CheckedPairs, Pa
 from otel_torch.parity.call_graph import Program, build_program
 from otel_torch.parity.coverage import Coverage, unpaired_forward_warnings
 from otel_torch.parity.diagnosis.diagnose import Diagnosis
-from otel_torch.parity.diagnosis.stored_tensors import StoredTensors, find_tensors, open_tensors
+from otel_torch.parity.diagnosis.stored_tensors import StoredTensors, tensors_of
 from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import Judgment, MissingModule
 from otel_torch.parity.finding import ComparedPair, LogProbabilities, Report, UncomparedTensor
@@ -688,12 +688,10 @@ def _stored_tensors(
     recordings: Sides[LoadedRecording], folders: Sides[Path] | None
 ) -> Sides[StoredTensors]:
     """Return the whole tensors of both runs, in the folders given or where the runs put them."""
-    if folders is None:
-        return recordings.map(lambda recording: find_tensors(recording.path, recording.meta))
     return Sides(
         *(
-            open_tensors(folder, recording.meta)
-            for folder, recording in zip(folders, recordings, strict=True)
+            tensors_of(recording.path, recording.meta, folder)
+            for recording, folder in zip(recordings, folders or (None, None), strict=True)
         )
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.explain import explain_ranks
 from otel_torch.parity.layouts.one_recording import write_one_recording
-from otel_torch.parity.layouts.stored_parts import find_wrong_parts
+from otel_torch.parity.layouts.stored_parts import with_wrong_positions
 from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
 from otel_torch.parity.rank_executor import CompareRank, Progress, RankPair, compare_pairs
 from otel_torch.parity.rank_recordings import (
@@ -120,7 +120,7 @@ def _compare_with_one_process(
     one = write_one_recording(reference, port, ranks, temporary, warnings.append, uncompared.append)
     report = compare_temporary_files(partial(compare_two, reference, one.path), {one.path: port})
     explain_ranks(report, one)
-    find_wrong_parts(report, reference, ranks, tensors)
+    _replace_first(report, lambda finding: with_wrong_positions(finding, reference, ranks, tensors))
     report.warnings[:0] = [*warnings, *uncompared]
     report.uncompared[:0] = uncompared
     report.judge_whole()

@@ -9,6 +9,8 @@ from types import CodeType, FrameType
 
 import torch
 
+ProgramLine = tuple[CodeType, int]
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # context managers, decorators and threads run between a program's line and torch
@@ -16,14 +18,19 @@ _PYTHON = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def current_place() -> str | None:
-    """Return `file:line` of the innermost line of the program that runs, None if unknown."""
+def current_line() -> ProgramLine | None:
+    """Return the innermost line of the program that runs, None if unknown."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code):
+    while frame is not None:
+        if _is_users(frame.f_code):
+            return frame.f_code, frame.f_lineno
         frame = frame.f_back
-    if frame is None:
-        return None
-    return f"{from_here(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return None
+
+
+def place_of(line: ProgramLine | None) -> str:
+    """Return `file:line`, "" if it is unknown."""
+    return "" if line is None else f"{from_here(line[0].co_filename)}:{line[1]}"
 
 
 def from_here(file: str) -> str:
@@ -35,7 +42,7 @@ def from_here(file: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_users(code: CodeType) -> bool:
+def _is_users(code: CodeType) -> bool:
     """Return whether code is the program's, or that of a library outside of torch."""
     path = code.co_filename
     if path.startswith((_TORCH, _OWN, "<frozen", "<string>")):

@@ -62,6 +62,11 @@ class StoredTensors:
             return None
 
 
+def tensors_of(recording: Path, meta: dict[str, Any], folder: Path | None) -> StoredTensors:
+    """Return the tensors in a folder that the user named, or where the run put them."""
+    return find_tensors(recording, meta) if folder is None else open_tensors(folder, meta)
+
+
 def find_tensors(recording: Path, meta: dict[str, Any]) -> StoredTensors:
     """Return the tensors that the run of a recording kept, wherever it was started."""
     settings = meta.get("settings")

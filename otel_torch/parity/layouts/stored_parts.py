@@ -8,68 +8,54 @@ from pathlib import Path
 
 import numpy as np
 
-from otel_torch.parity.diagnosis.stored_tensors import (
-    Array,
-    StoredTensors,
-    as_floats,
-    find_tensors,
-    open_tensors,
-)
-from otel_torch.parity.finding import Finding, Report
+from otel_torch.parity.diagnosis.stored_tensors import Array, as_floats, tensors_of
+from otel_torch.parity.finding import Finding
 from otel_torch.parity.layouts.wrong_places import UNKNOWN_RANK
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.tensor_files import tensor_key
 
 
-def find_wrong_parts(
-    report: Report, reference: Path, ranks: Mapping[int, Path], folders: Sides[Path] | None
-) -> None:
-    """Add to the first finding which ranks are wrong, and where, if it does not say so.
+def with_wrong_positions(
+    finding: Finding, reference: Path, ranks: Mapping[int, Path], folders: Sides[Path] | None
+) -> Finding:
+    """Return a finding with the ranks that are wrong, and where, if it does not say so.
 
     Args:
         folders: Where the whole tensors are; None for where the runs put them.
     """
-    first = report.first
-    if first is None or first.rank is not None or UNKNOWN_RANK not in first.explanation:
-        return
-    whole = _read(_tensors_of(reference, folders and folders.reference), first, is_port=False)
-    stored = (_tensors_of(path, folders and folders.port) for path in ranks.values())
-    parts = [_read(tensors, first, is_port=True) for tensors in stored]
+    if finding.rank is not None or UNKNOWN_RANK not in finding.explanation:
+        return finding
+    whole = _read(reference, folders and folders.reference, finding, is_port=False)
+    parts = [
+        _read(path, folders and folders.port, finding, is_port=True) for path in ranks.values()
+    ]
     known = [part for part in parts if part is not None]
-    if whole is None or len(known) != len(parts) or first.floor is None:
-        return
+    if whole is None or len(known) != len(parts) or finding.floor is None:
+        return finding
     axis = _axis(whole, known)
-    wrong = {} if axis is None else _wrong_positions(whole, known, axis, first.floor)
+    if axis is None:
+        return finding
+    wrong = _wrong_positions(whole, known, axis, finding.floor)
     if not wrong:
-        return
+        return finding
     names = list(ranks)
     clauses = [
-        f"rank {names[index]} {_where(positions, known[index].shape[axis or 0])}"
+        f"rank {names[index]} {_where(positions, known[index].shape[axis])}"
         for index, positions in wrong.items()
     ]
-    found = replace(
-        first,
-        rank=names[min(wrong)],
-        explanation=first.explanation.replace(
-            UNKNOWN_RANK, f"Along dimension {axis}, {', and '.join(clauses)}."
-        ),
-    )
-    report.introduced = [found if own is first else own for own in report.introduced]
-    report.first = found
+    sentence = f"Along dimension {axis}, {', and '.join(clauses)}."
+    explanation = finding.explanation.replace(UNKNOWN_RANK, sentence)
+    return replace(finding, rank=names[min(wrong)], explanation=explanation)
 
 
-def _tensors_of(recording: Path, folder: Path | None) -> StoredTensors:
-    meta = read_metadata(recording)
-    return find_tensors(recording, meta) if folder is None else open_tensors(folder, meta)
-
-
-def _read(tensors: StoredTensors, finding: Finding, *, is_port: bool) -> Array | None:
+def _read(recording: Path, folder: Path | None, finding: Finding, *, is_port: bool) -> Array | None:
     names = ("model", "module", "tensor", "call", "loop", "step")
     prefix = "port_" if is_port else ""
     model, module, tensor, call, loop, step = (getattr(finding, prefix + name) for name in names)
     if model is None or module is None or tensor is None:
         return None
+    tensors = tensors_of(recording, read_metadata(recording), folder)
     array = tensors.read(loop, step, tensor_key(model, module, tensor, call, finding.phase))
     return None if array is None else as_floats(array)
 

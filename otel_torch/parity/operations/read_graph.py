@@ -116,7 +116,7 @@ def graph_of_rows(
     Args:
         rows: Rows of operations, leaves and ends; others are passed over.
         metadata: Of the recording; its `lines` are the table that rows index.
-        has_loops: Likewise.
+        has_loops: Whether results of each loop are ends.
 
     Raises:
         ValueError: There are no operations.

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
-from otel_torch.sources.program_lines import current_place
+from otel_torch.sources.program_lines import ProgramLine, current_line
 from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.tensors.parameter_data import gradient_state
 from otel_torch.statistics.norms import whole_values
@@ -46,7 +46,7 @@ class Clip:
     together know it. is_l2: whether it is an L2 norm. max_norm: what it was clipped to. scale: by
     what the gradients were still multiplied. is_recorded: whether a row has the norm. is_used:
     whether an optimizer has stepped with them. by_value: whether each value was clipped by itself.
-    probe: a parameter, and the state of its gradient before. place: `file:line` of the call.
+    probe: a parameter, and the state of its gradient before. line: of the call.
     """
 
     parameter_ids: frozenset[int]
@@ -58,7 +58,7 @@ class Clip:
     is_used: bool = False
     by_value: bool = False
     probe: Probe = None
-    place: str | None = None
+    line: ProgramLine | None = None
     each: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch_private.unseen_by_function_modes
@@ -143,7 +143,7 @@ class ClipWatch(threading.local):
 
     scale: by what a gradient scaler has multiplied the gradients, until it divides them by it.
     keeps_each: whether the norms of single gradients are of use, in the step that the thread is in.
-    place: `file:line` of the last clip that came too early or too late.
+    line: of the last clip that came too early or too late.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class ClipWatch(threading.local):
         self._each: dict[int, tuple[Tensor, Tensor]] = {}
         self.scale: Tensor | None = None
         self.keeps_each = False
-        self.place: str | None = None
+        self.line: ProgramLine | None = None
 
     def install(self, replacements: Replacements) -> None:
         """Watch every function that clips by a norm."""
@@ -209,14 +209,14 @@ class ClipWatch(threading.local):
 
     def note_values(self, parameter_ids: frozenset[int], probe: Probe) -> None:
         """Note a clip of each value of the gradients, which has no norm."""
-        place = current_place()
+        line = current_line()
         if self._stepped.isdisjoint(parameter_ids):
             clip = Clip(
-                parameter_ids, None, False, math.inf, None, by_value=True, probe=probe, place=place
+                parameter_ids, None, False, math.inf, None, by_value=True, probe=probe, line=line
             )
             self._clips.append(clip)
         else:
-            self._late, self.place = self._late + 1, place
+            self._late, self.line = self._late + 1, line
 
     def add(
         self,
@@ -228,14 +228,14 @@ class ClipWatch(threading.local):
         """Add a clip of this thread, by the norm that it has just computed."""
         is_l2, each = self._norm_type == 2.0, self._each
         self._norm_type, self._each = 2.0, {}
-        place = current_place()
+        line = current_line()
         if not self._stepped.isdisjoint(parameter_ids):
-            self._late, self.place = self._late + 1, place
+            self._late, self.line = self._late + 1, line
             return
         self._clips.append(
             Clip(
                 parameter_ids, norm, is_l2, max_norm, self.scale,
-                each=each, probe=probe, place=place,
+                each=each, probe=probe, line=line,
             )
         )  # fmt: skip
 
@@ -244,7 +244,7 @@ class ClipWatch(threading.local):
         unused = [clip for clip in self._clips if not clip.is_used and clip.is_kept()]
         self._early += (clip.parameter_ids for clip in unused)
         if unused:
-            self.place = unused[-1].place
+            self.line = unused[-1].line
         self._clips.clear()
         self._stepped = frozenset()
         self.forget_each()

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
-from otel_torch.sources.program_lines import current_place
+from otel_torch.sources.program_lines import current_line, place_of
 from otel_torch.sources.replacements import Replacements
 
 
@@ -36,7 +36,7 @@ class Schedule:
     steps: int = 0
     steps_before: int | None = None
     resumed_at: int | None = None
-    line: str | None = None
+    line: str = ""
 
     def describe(self) -> dict[str, Any]:
         """Return its part of the metadata."""
@@ -46,7 +46,7 @@ class Schedule:
             "steps": self.steps,
             "steps_before": self.steps_before or 0,
             "resumed_at": self.resumed_at,
-            "line": self.line or "",
+            "line": self.line,
         }
 
 
@@ -81,7 +81,7 @@ class LearningRateSchedules:
             schedule = self._schedules.get(scheduler)
             if schedule is not None:
                 if not schedule.steps:
-                    schedule.line = current_place()
+                    schedule.line = place_of(current_line())
                 schedule.steps += 1
             return step(scheduler, *args, **kwargs)
 
@@ -94,7 +94,9 @@ class LearningRateSchedules:
             return
         epoch = getattr(scheduler, "last_epoch", 0)
         epoch = epoch if isinstance(epoch, int) else 0
-        schedule = Schedule(type(scheduler).__name__, epoch, changes_rate, line=current_place())
+        schedule = Schedule(
+            type(scheduler).__name__, epoch, changes_rate, line=place_of(current_line())
+        )
         own = self._of_optimizer.setdefault(optimizer, [])
         if scheduler in self._schedules:  # its own `__init__`, behind that of its base
             schedule.changes_rate |= self._schedules[scheduler].changes_rate

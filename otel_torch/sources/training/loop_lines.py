@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from otel_torch.sources.models.model import Model
-from otel_torch.sources.program_lines import current_place
+from otel_torch.sources.program_lines import ProgramLine, current_line, place_of
 from otel_torch.sources.steps.active_steps import ActiveStep
 from otel_torch.sources.steps.forwards import ForwardContext, Inputs
 from otel_torch.sources.steps.updates import OptimizerStep
@@ -30,9 +30,9 @@ class LoopLines:
         for model, _, _ in step.updates:
             self._note(model, "step")
 
-    def clipped(self, model: Model, place: str | None) -> None:
+    def clipped(self, model: Model, line: ProgramLine | None) -> None:
         """Note where gradients are clipped too early or too late."""
-        self._lines.setdefault(model.name, {}).setdefault("clip", place or "")
+        self._lines.setdefault(model.name, {}).setdefault("clip", place_of(line))
 
     def of(self, model: str) -> dict[str, str]:
         """Return the lines of a model by event, those that are known."""
@@ -41,4 +41,4 @@ class LoopLines:
     def _note(self, model: Model, event: str) -> None:
         own = self._lines.setdefault(model.name, {})
         if event not in own:
-            own[event] = current_place() or ""
+            own[event] = place_of(current_line())

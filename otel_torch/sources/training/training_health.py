@@ -253,7 +253,7 @@ class TrainingHealth(Source):
         self._add_losses(model, step)
         early, late = self._clips.take_early(parameter_ids), self._clips.take_late()
         if early or late:
-            self._lines.clipped(model, self._clips.place)
+            self._lines.clipped(model, self._clips.line)
         self._clips.use(parameter_ids)
         if self.rows.are_wanted(model, step):
             for label, count in (("early_clips", early), ("late_clips", late)):
