@@ -113,13 +113,15 @@ class _Outcome:
     def can_be_graphs(self) -> bool:
         """Whether the operations of both programs can be recorded and compared.
 
-        Ranks and programs with other batches are compared by modules, and what another program
-        dumped has no operations.
+        `diff` compares ranks and programs with other batches by modules.
         """
         report = self.report
-        has_files = all(Path(path).suffix for path in (report.reference, report.port))
-        is_alike = not report.by_tokens and report.models is None
-        return has_files and is_alike and not any(report.imported)
+        return not (_has_ranks(report) or report.by_tokens) and self.can_be_bisected
+
+    @property
+    def can_be_bisected(self) -> bool:
+        """Whether both programs can be run; what another program dumped has no operations."""
+        return self.report.models is None and not any(self.report.imported)
 
     @property
     def lacks_tensors(self) -> bool:
@@ -146,11 +148,12 @@ class _Outcome:
 
 
 def next_steps(report: Report) -> list[NextStep]:
-    """Return what to do about the first finding, in order; empty without one."""
+    """Return what to do about the first finding, or what was left out, in order."""
     if report.following is not None:
         return list(report.following)
     if report.first is None:
-        return []
+        # what only ranks have is left out here, and bisect compares its operations
+        return [_bisect()] if report.verdict == "partial" and _has_ranks(report) else []
     outcome = _Outcome(report, report.first)
     steps = next(plan(outcome) for applies, plan in _PLANS if applies(outcome))
     return [*steps, *_isolation_steps(outcome)]
@@ -167,6 +170,11 @@ def _mend(why: str, capture: str | None = None) -> Callable[[_Outcome], list[Nex
     ]
 
 
+def _bisect_or(plan: Callable[[_Outcome], list[NextStep]]) -> Callable[[_Outcome], list[NextStep]]:
+    """Return the plan that finds the line first, where both programs can be run."""
+    return lambda outcome: [_bisect()] * outcome.can_be_bisected + plan(outcome)
+
+
 def _record_both(why: str, capture: str | None = None) -> Callable[[_Outcome], list[NextStep]]:
     """Return the plan that records both programs again under the names that they have."""
     return lambda outcome: [
@@ -175,17 +183,20 @@ def _record_both(why: str, capture: str | None = None) -> Callable[[_Outcome], l
     ]
 
 
-def _find_line(outcome: _Outcome) -> list[NextStep]:
-    finding, report = outcome.finding, outcome.report
+def _bisect() -> NextStep:
     # it looks for the first step that differs itself
     words = ["otel-torch", "bisect", "--", "REFERENCE_COMMAND", "--", "PORT_COMMAND"]
-    bisect = NextStep(words, _FIND_LINE, _NAMES_LINES)
+    return NextStep(words, _FIND_LINE, _NAMES_LINES)
+
+
+def _find_line(outcome: _Outcome) -> list[NextStep]:
+    finding, report = outcome.finding, outcome.report
     reference, port = beside(report.reference, "graph"), beside(report.port, "graph")
     # a program that lacks the place is recorded at the other one's step
     step = finding.port_step if finding.step is None else finding.step
     port_step = step if finding.port_step is None else finding.port_step
     return [
-        bisect,
+        _bisect(),
         record("reference", reference, _RECORD_GRAPHS, _steps_setting(step), capture="graph"),
         record("port", port, _RECORD_GRAPHS, _steps_setting(port_step), capture="graph"),
         _diff([reference, port], _RECORD_GRAPHS, _NAMES_LINES),
@@ -253,9 +264,9 @@ def _pair_names(outcome: _Outcome) -> list[NextStep]:
 
 
 def _isolation_steps(outcome: _Outcome) -> list[NextStep]:
-    """Return how to separate several faults of programs whose operations cannot be compared."""
+    """Return how to separate several faults of programs that `bisect` cannot run."""
     report = outcome.report
-    is_applicable = not (outcome.is_graph or outcome.can_be_graphs or report.isolated)
+    is_applicable = not (outcome.is_graph or outcome.can_be_bisected or report.isolated)
     is_applicable = is_applicable and not (report.by_tokens or any(report.imported))
     is_several = len(report.introduced) > 1 and any(map(_is_computed, report.introduced))
     if not (is_applicable and is_several):
@@ -289,8 +300,8 @@ _PLANS: tuple[tuple[Callable[[_Outcome], bool], Callable[[_Outcome], list[NextSt
     (lambda outcome: outcome.is_missing, _pair_names),
     (lambda outcome: outcome.is_given_other_inputs, _record_both(_GIVE_ALIKE)),
     (lambda outcome: outcome.is_computed and outcome.can_be_graphs, _find_line),
-    (lambda outcome: outcome.lacks_tensors, _record_tensors),
-    (lambda outcome: outcome.lacks_operations, _list_operations),
+    (lambda outcome: outcome.lacks_tensors, _bisect_or(_record_tensors)),
+    (lambda outcome: outcome.lacks_operations, _bisect_or(_list_operations)),
     (lambda outcome: outcome.finding.kind == "weights", _mend(_MEND_WEIGHT)),
     (lambda outcome: outcome.finding.kind == "dtype", _mend(_ALIGN_DTYPE)),
     (lambda outcome: True, _mend(_MEND)),
@@ -298,6 +309,11 @@ _PLANS: tuple[tuple[Callable[[_Outcome], bool], Callable[[_Outcome], list[NextSt
 
 
 # -- the parts of a plan
+
+
+def _has_ranks(report: Report) -> bool:
+    """Return whether any recording is a folder with those of several ranks."""
+    return not all(Path(path).suffix for path in (report.reference, report.port))
 
 
 def _is_computed(finding: Finding) -> bool:

@@ -107,7 +107,6 @@ def test_a_training_without_a_known_cause_is_followed_to_its_line(phase: str) ->
     ("fields", "why", "words"),
     [
         ({"kind": "weights", "cause": SCALED}, "mend how this weight", "ref.jsonl port.jsonl"),
-        ({"kind": "weights"}, "record whole tensors", "--tensors ref-tensors"),
         ({"kind": "dtype"}, "run both sides in the same dtype", "ref.jsonl port.jsonl"),
         (
             {"cause": Cause("other_inputs", True, "the prompts differ")},
@@ -124,6 +123,13 @@ def test_other_outcomes_have_steps_of_their_own(
     assert words in steps[-1].line
 
 
+def test_a_weight_without_a_cause_is_bisected_or_recorded_whole() -> None:
+    bisect, *steps = next_steps(diverged(first=finding(kind="weights")))
+    assert bisect.command[1] == "bisect"
+    assert all(step.why.startswith("record whole tensors") for step in steps)
+    assert "--tensors ref-tensors" in steps[-1].line
+
+
 def test_what_only_one_program_runs_may_have_another_name_in_the_other() -> None:
     missing = finding(kind="missing")
     bisect, *_, pairing, compare = next_steps(diverged(first=missing))
@@ -137,7 +143,13 @@ def test_what_only_one_program_runs_may_have_another_name_in_the_other() -> None
 
 def test_without_a_finding_there_is_no_step() -> None:
     for verdict in ("match", "partial", "incomparable"):
-        assert next_steps(Report(verdict)) == []
+        assert next_steps(Report(verdict, reference="ref.jsonl", port="port.jsonl")) == []
+
+
+def test_what_only_ranks_have_is_compared_by_bisect() -> None:
+    (step,) = next_steps(Report("partial", **RANKS))
+    assert step.line == "otel-torch bisect -- REFERENCE_COMMAND -- PORT_COMMAND"
+    assert next_steps(Report("match", **RANKS)) == []
 
 
 # -- ranks, models of one run, tokens, dumps: what cannot be compared by operations
@@ -145,13 +157,14 @@ def test_without_a_finding_there_is_no_step() -> None:
 
 def test_what_was_kept_is_not_recorded_again() -> None:
     report = diverged(tensors=("whole/ref", None), **RANKS)
-    port, compare = next_steps(report)
+    bisect, port, compare = next_steps(report)
+    assert bisect.command[1] == "bisect"
     assert port.environment["OTEL_TORCH_TENSORS"] == "runs/port-tensors"
     assert compare.line == (
         "otel-torch diff runs/ref runs/port-near --tensors whole/ref runs/port-tensors"
     )
     report = diverged(tensors=("whole/ref", "whole/port"), **RANKS)
-    reference, show, *_ = next_steps(report)
+    _, reference, show, *_ = next_steps(report)
     assert "operations" in reference.why and "OTEL_TORCH_TENSORS" not in reference.environment
     pattern = "^model\\.layers\\.1\\.self_attn$"
     assert reference.environment["OTEL_TORCH_OPERATIONS"] == pattern
@@ -163,12 +176,13 @@ def test_what_was_kept_is_not_recorded_again() -> None:
 def test_where_rows_are_tokens_no_whole_tensors_are_recorded() -> None:
     report = diverged(by_tokens=True)
     steps = next_steps(report)
-    assert "operations" in steps[0].why and captures_of(report) == ["tokens", "tokens"]
+    assert steps[0].command[1] == "bisect"
+    assert "operations" in steps[1].why and captures_of(report) == ["tokens", "tokens"]
     assert not any("OTEL_TORCH_TENSORS" in step.environment for step in steps)
     report.first = finding(cause=SCALED)
     assert captures_of(report) == ["tokens"]
     report.first = finding(kind="weights", side="parameter", port_side="parameter")
-    again = next_steps(report)[0]
+    again = next_steps(report)[1]
     assert again.environment["OTEL_TORCH_CAPTURE"] == "tokens"
     assert "OTEL_TORCH_TENSORS" in again.environment
 
@@ -185,7 +199,7 @@ def test_two_models_of_one_run_are_recorded_again_by_one_command() -> None:
 
 
 def test_a_recording_of_ranks_is_recorded_again_as_a_folder() -> None:
-    reference, port, compare = next_steps(diverged(**RANKS))
+    _, reference, port, compare = next_steps(diverged(**RANKS))
     assert reference.environment["OTEL_TORCH_JSONL"] == "runs/ref-near/reference.jsonl"
     assert port.environment["OTEL_TORCH_JSONL"] == "runs/port-near/port.jsonl"
     assert compare.line.startswith("otel-torch diff runs/ref-near runs/port-near --tensors ")
@@ -200,12 +214,12 @@ def test_a_dump_is_imported_again_and_its_program_never_run() -> None:
 
 def test_the_zoom_selects_the_neighborhood_and_nothing_else() -> None:
     report = diverged(**RANKS)
-    pattern = next_steps(report)[0].environment["OTEL_TORCH_MODULES"]
+    pattern = next_steps(report)[1].environment["OTEL_TORCH_MODULES"]
     chosen = {pair.module for pair in report.compared if re.search(pattern, pair.module)}
     assert chosen == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
     report.first = finding(module="blocks.0", port_module="it's [0]")
     report.chain = report.chain[-1:]
-    pattern = next_steps(report)[1].environment["OTEL_TORCH_MODULES"]
+    pattern = next_steps(report)[2].environment["OTEL_TORCH_MODULES"]
     assert re.search(pattern, "it's [0].norm") and re.search(pattern, "blocks.1.attn.to_v")
     assert not re.search(pattern, "blocks.1.attn")
 

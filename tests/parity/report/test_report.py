@@ -184,18 +184,23 @@ diverged: 36 pairs compared, 1 finding"""
     )
 
 
+def of_one_run(report):
+    report.reference = report.port = "both.jsonl"
+    report.models = ("LlamaForCausalLM", "LlamaPort")
+    return report
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
-    report = busy()
-    report.reference, report.port = "ref", "port"  # of ranks, whose next steps are the most
+    report = of_one_run(busy())  # whose next steps are the most
     lines = render_text(report, color=False, width=width).splitlines()
     assert len(lines) <= SCREEN_LINES
     text = " ".join(" ".join(lines).split())
     for expected in (
         "First divergence: the input `in` of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out", "This verdict is weaker",
-        "OTEL_TORCH_TENSORS=ref-tensors", "--tensors ref-tensors port-tensors", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
+        "OTEL_TORCH_TENSORS=both-tensors", "--tensors both-tensors", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
         "only in the port: 2", "ambiguous: 7", "more warnings (--all)", "1,000,000 compared pairs",
-        "OTEL_TORCH_ISOLATE=ref-whole-tensors",
+        "OTEL_TORCH_ISOLATE=both-whole-tensors",
     ):  # fmt: skip
         assert expected in text
     assert (
@@ -207,9 +212,10 @@ def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
 
 
 def test_several_findings_are_told_apart_in_isolation_and_one_needs_none():
-    isolated = busy()
+    isolated, ranks = of_one_run(busy()), busy()
     isolated.isolated = True
-    for report in (diverged(), isolated):
+    ranks.reference, ranks.port = "ref", "port"  # bisect tells their faults apart
+    for report in (of_one_run(diverged()), isolated, ranks):
         assert "OTEL_TORCH_ISOLATE" not in render_text(report, color=False, width=100)
 
 
