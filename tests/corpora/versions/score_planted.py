@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch  # noqa: F401 - forks of this process need it
+from numpy.typing import NDArray
 
 from tests.corpora.versions.planted import PlantedFault, plant
 from tests.corpora.versions.tiny_environments import install, make_environment
@@ -26,7 +28,7 @@ PROGRAMS = {
     "timm": (
         "timm==1.0.31",
         """\
-import hashlib, timm, timm.loss, timm.optim, torch
+import timm, timm.loss, timm.optim, torch
 torch.manual_seed(0)
 model = timm.create_model(
     "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=24, num_heads=3,
@@ -38,14 +40,13 @@ optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=1e-2, weight_d
 loss = timm.loss.LabelSmoothingCrossEntropy(0.1)(model(x) + other(x), torch.tensor([1, 3]))
 loss.backward()
 optimizer.step()
-weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-print("HASH", hashlib.md5(weights + loss.detach().numpy().tobytes()).hexdigest())
+print("RESULT", torch.cat([p.detach().flatten() for p in (*model.parameters(), loss)]).numpy().tobytes().hex())
 """,
     ),
     "diffusers": (
         "diffusers==0.42.1",
         """\
-import hashlib, torch
+import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, UNet2DConditionModel
 torch.manual_seed(0)
 model = UNet2DConditionModel(
@@ -62,8 +63,8 @@ with torch.no_grad():
         sample = x
         for step in scheduler.timesteps:
             sample = scheduler.step(model(sample, step, text).sample, step, sample).prev_sample
-        ends.append(sample.numpy().tobytes())
-print("HASH", hashlib.md5(b"".join(ends)).hexdigest())
+        ends.append(sample)
+print("RESULT", torch.stack(ends).numpy().tobytes().hex())
 """,
     ),
 }
@@ -90,7 +91,8 @@ def _score(name: str, options: argparse.Namespace) -> None:
     new = folder / "new"
     (folder / "train.py").write_text(program)
     pythons = [make_environment(folder / x, [own]) for x, own in (("a", old), ("b", new))]
-    right = _hash(old, folder)
+    right = _result(old, folder)
+    assert right is not None, "the program fails without a fault"
     ran = _functions_that_ran(pythons[0], old, folder)
     draw = random.Random(options.seed)
     for number in range(options.draws):
@@ -98,8 +100,7 @@ def _score(name: str, options: argparse.Namespace) -> None:
             shutil.rmtree(new, ignore_errors=True)
             shutil.copytree(old, new, ignore=shutil.ignore_patterns("__pycache__"))
             fault = plant(new, ran, HARMLESS, draw)
-            got = _hash(new, folder)
-            if got not in (None, right):
+            if _differ(right, _result(new, folder)):
                 break
         if number < options.first:
             continue
@@ -107,8 +108,15 @@ def _score(name: str, options: argparse.Namespace) -> None:
         print(json.dumps({"package": name, "draw": number, **_grade(fault, answer)}), flush=True)
 
 
-def _hash(package: Path, folder: Path) -> str | None:
-    """Return the hash of what the program computes, None if it fails.
+def _differ(right: NDArray[Any], result: NDArray[Any] | None) -> bool:
+    """Return whether a program that ran computes something else, by more than rounding."""
+    if result is None:
+        return False
+    return not (result.shape == right.shape and np.allclose(result, right, rtol=1e-5, atol=1e-6))
+
+
+def _result(package: Path, folder: Path) -> NDArray[Any] | None:
+    """Return what the program computes, None if it fails.
 
     In a fork of this process, which has torch already: most of a run is its import.
     """
@@ -125,9 +133,9 @@ def _hash(package: Path, folder: Path) -> str | None:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:
-        lines = [line for line in stream.read().splitlines() if line.startswith("HASH")]
+        lines = [line for line in stream.read().splitlines() if line.startswith("RESULT")]
     os.waitpid(child, 0)
-    return lines[-1] if lines else None
+    return np.frombuffer(bytes.fromhex(lines[-1].split()[1]), np.float32) if lines else None
 
 
 def _functions_that_ran(python: Path, package: Path, folder: Path) -> list[tuple[str, str]]:
