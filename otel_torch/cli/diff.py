@@ -196,7 +196,6 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with Progress() as progress:
             report = diff(arguments.reference, arguments.port, progress=progress, **options)
-        name_files(report, as_given)
     except (ValueError, OSError) as error:
         # An older file that says "match" must not survive as today's verdict.
         _write_files(arguments, _incomparable(arguments, error))

@@ -14,10 +14,14 @@ from otel_torch.parity.map_file import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.temporary_files import name_files
+from otel_torch.process.console import as_given
 from otel_torch.recording.input_file import require_regular_file
 from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.remote.remote_files import takes_urls
 
 
+@takes_urls("reference", "port", "noise", "golden", folders=("tensors",))
 def diff(
     reference: str | Path,
     port: str | Path | None = None,
@@ -40,8 +44,8 @@ def diff(
 
     Args:
         reference: A recording made with OTEL_TORCH_CAPTURE=parity, or a folder with the recordings
-            of all ranks. Other recordings are compared by statistics alone; the report then has
-            `weaker` set.
+            of all ranks; or its URL. Other recordings are compared by statistics alone; the
+            report then has `weaker` set.
         port: The recording of the port, likewise. By default, that of the reference, of which
             `models` are compared.
         models: The reference's model and the port's, by their names in the recordings: of each
@@ -120,6 +124,7 @@ def diff(
         report.golden = compare_with_golden(golden, reference, port, progress, chosen)
     report.models = models
     report.warnings[:0] = _warn_of_mixed_up_files(reference, port, noise, models)
+    name_files(report, as_given)
     return report
 
 

@@ -8,6 +8,8 @@ URL in all that is printed.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import queue
 import re
 import shutil
@@ -16,12 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from otel_torch.process.console import show_as
+from otel_torch.process.console import as_given, show_as
 from otel_torch.recording.metadata import METADATA_SUFFIX, metadata_path
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 # where a file is, where its copy goes, its size if that is known
 _Found = tuple[str, Path, int | None]
 # called whenever data has moved, with the seconds that the next move may take besides PATIENCE_S
@@ -166,6 +169,18 @@ class LocalCopies:
             raise RemoteError(f"{url}: {reason_of(error)}") from None
         return str(target)
 
+    def local(self, value: Any, *, with_folders: bool = False) -> Any:
+        """Return an argument with the path of a copy in place of each URL in it.
+
+        Raises:
+            RemoteError: A URL cannot be read.
+        """
+        if isinstance(value, tuple):
+            return tuple(self.local(item, with_folders=with_folders) for item in value)
+        if isinstance(value, str) and is_url(value):
+            return self.fetch(value, with_folders=with_folders)
+        return value
+
     def _local_path(self, url: str) -> Path:
         start, rest = split_url(url)
         if start not in self._folders:
@@ -189,6 +204,37 @@ class LocalCopies:
             if size is not None and target.stat().st_size != size:
                 raise RemoteError("the connection was cut before the end; try again")
             copied += size or 0
+
+
+def takes_urls(
+    *recordings: str, folders: Sequence[str] = ()
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Return a decorator of a function of paths that takes URLs as well, and reads copies of them.
+
+    Args:
+        recordings: The arguments that name a recording, or a folder of them.
+        folders: The arguments that name folders of which all is needed, one or a tuple of them.
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def read_copies(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            bound = signature.bind(*args, **kwargs)
+            with LocalCopies() as copies:
+                for name in bound.arguments.keys() & {*recordings, *folders}:
+                    given = bound.arguments[name]
+                    bound.arguments[name] = copies.local(given, with_folders=name in folders)
+                try:
+                    return function(*bound.args, **bound.kwargs)
+                except ValueError as error:
+                    message = as_given(str(error))
+                    raise error if message == str(error) else ValueError(message) from None
+
+        return read_copies
+
+    return decorate
 
 
 def _inside(name: str) -> PurePosixPath:

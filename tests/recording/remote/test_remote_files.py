@@ -71,6 +71,20 @@ def test_two_recordings_are_compared_and_their_urls_are_in_the_page(
     assert names[0] in page.read_text() and str(tmp_path) not in page.read_text()
 
 
+def test_python_compares_two_urls_and_names_them(
+    store: fsspec.AbstractFileSystem, tmp_path: Path
+) -> None:
+    reference, port = (f"memory://runs/a.rank{rank}.jsonl" for rank in (0, 1))
+    report = otel_torch.diff(reference, port)
+    assert (report.reference, report.port) == (reference, port)
+    assert report.first is not None and str(tmp_path) not in str(report.as_json())
+    store.pipe_file("/runs/b.jsonl", b"no recording\n")
+    with pytest.raises(ValueError, match=r"^memory://runs/b\.jsonl"):
+        otel_torch.diff(reference, "memory://runs/b.jsonl")
+    with pytest.raises(ValueError, match=r"memory://runs/c\.jsonl: no such file"):
+        otel_torch.diff(reference, port, noise="memory://runs/c.jsonl")
+
+
 def test_a_damaged_recording_is_one_line_that_names_the_url(
     store: fsspec.AbstractFileSystem, capsys: pytest.CaptureFixture[str]
 ) -> None:
