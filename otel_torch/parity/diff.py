@@ -15,10 +15,10 @@ from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.temporary_files import name_files
-from otel_torch.process.console import as_given
 from otel_torch.recording.input_file import require_regular_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.remote.remote_files import takes_urls
+from otel_torch.rendering.table import as_given
 
 
 @takes_urls("reference", "port", "noise", "golden", folders=("tensors",))
