@@ -166,16 +166,24 @@ class _Pairs:
 
     def counterparts(self) -> dict[int, Counterpart]:
         """Return what to put in the place of each root: in that of its view if only views agree."""
-        shapes = [program.graph.values.shape for program in self._programs]
         found = {}
         for port, reference in self.reference_of.items():
-            read = self._read[port]
-            views_agree = shapes[0][read.reference] == shapes[1][read.port]
-            if views_agree and not have_same_order(shapes[0][reference], shapes[1][port]):
-                found[port] = read
-            else:
-                found[port] = Counterpart(reference, port)
+            roots, views = Counterpart(reference, port), self._read[port]
+            found[port] = views if self._only_views_agree(roots, views) else roots
         return found
+
+    def _only_views_agree(self, roots: Counterpart, views: Counterpart) -> bool:
+        """Return whether two values have an order of their own, and views of them the same.
+
+        Views that only merge axes have the orders of what they merge.
+        """
+        first, second = (program.graph.values.shape for program in self._programs)
+        if have_same_order(first[roots.reference], second[roots.port]):
+            return False
+        keep_order = have_same_order(
+            first[roots.reference], first[views.reference]
+        ) and have_same_order(second[roots.port], second[views.port])
+        return first[views.reference] == second[views.port] and not keep_order
 
     def _do_the_same(self, reference: int, port: int) -> bool:
         first, second = self._programs
