@@ -24,6 +24,7 @@ from otel_torch.graph.contents import (
 from otel_torch.graph.distances import sketch_norms
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
+from otel_torch.graph.further_rows import may_be_further
 from otel_torch.graph.graph import (
     AXIS_LAST,
     MAX,
@@ -255,9 +256,10 @@ class _Builder:
         self.relation[values], self.partner[values] = relation, partners
         self.error[values] = errors
 
-    def take_rows(self, rows: MatchedRows, is_whole: Flags) -> None:
+    def take_rows(self, rows: MatchedRows, is_whole: Flags, may_have_more: Flags) -> None:
         """Note values of which the other program has all rows that it can have."""
-        are_all = rows.are_all(is_whole)
+        is_possible = (rows.unmatched == 0) | may_have_more[rows.values]
+        are_all = rows.are_all(is_whole) & is_possible
         values = rows.values[are_all]
         self.assign(values, rows.partner[are_all], rows.error[are_all], ROWS)
 
@@ -392,7 +394,11 @@ def _find_rows(
     for is_whole, rows in zip(are_whole, found, strict=True):
         is_whole[rows.values[rows.unmatched == 0]] = True
     for place, side in enumerate(sides):
-        side.take_rows(found[place], are_whole[1 - place])
+        if not len(found[place].values):
+            continue
+        is_unknown = informed[place] & ~are_whole[place]
+        may_have_more = may_be_further(graphs[place], is_unknown)
+        side.take_rows(found[place], are_whole[1 - place], may_have_more)
 
 
 def _find_parts(
