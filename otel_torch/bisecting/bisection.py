@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_torch.bisecting.runs import ProgramRun
-from otel_torch.parity.finding import Finding, ListedOperation, Report, to_json
+from otel_torch.parity.finding import CodeLine, Finding, ListedOperation, Report, to_json
 from otel_torch.parity.report.next_steps import next_steps
 
 Operations = tuple[Sequence[ListedOperation], Sequence[ListedOperation]]
@@ -50,6 +50,13 @@ class Bisection:
         """Whether any fault was proven."""
         return any(fault.proof == "proven" for fault in self.faults)
 
+    def proven_lines(self, index: int) -> list[CodeLine]:
+        """Return the port's lines between right values and the exchange that healed a fault."""
+        if self.faults[index].proof != "proven":
+            return []
+        lines = {operation.line for operation in self.operations[index][1]}
+        return sorted(filter(None, lines), key=lambda line: (line.file, line.line))
+
     def has_place_of(self, finding: Finding) -> bool:
         """Return whether a fault of the same line is among the faults; weights have no line."""
         if finding.kind == "weights":
@@ -71,6 +78,9 @@ class Bisection:
             "reason": self.report.reason,
             "healed": self.is_healed,
             "faults": [to_json(finding) for finding in self.faults],
+            "proven_lines": {
+                str(index): to_json(self.proven_lines(index)) for index in range(len(self.faults))
+            },
             "untried": {str(index): reason for index, reason in self.untried.items()},
             "warnings": list(self.report.warnings),
             "before": [*to_json(self.report.environment), *to_json(self.report.setup)],

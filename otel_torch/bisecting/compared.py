@@ -23,6 +23,7 @@ from otel_torch.graph.cut import (
     moved_from,
     origin_of,
 )
+from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts
@@ -152,6 +153,28 @@ class ComparedRank:
             for cut in cuts
             for own in cut.exchanges
         }
+
+    def is_broken_by(self, trial: ComparedRank) -> bool:
+        """Return whether something that the port returns is right here, and wrong in a trial."""
+        was_right = {pair.reference for pair in self.comparison.ends if pair.is_right}
+        return any(
+            pair.reference in was_right and not pair.is_right for pair in trial.comparison.ends
+        )
+
+    def returns_the_same(self, trial: ComparedRank) -> bool:
+        """Return whether a trial makes the port return nothing else, within the legal errors."""
+        before, after = self.comparison, trial.comparison
+        values = [comparison.graphs[1].values.sketch for comparison in (before, after)]
+        places = {pair.reference: pair for pair in before.ends}
+        return all(
+            (own := places.get(pair.reference)) is not None
+            and relative_distances(
+                values[0][[before.graphs[1].ends[own.port]]],
+                values[1][[after.graphs[1].ends[pair.port]]],
+            )[0]
+            <= own.limit
+            for pair in after.ends
+        )
 
     def is_open(self, fault: GraphFault) -> bool:
         """Return whether a fault still makes an end wrong, though values were exchanged."""

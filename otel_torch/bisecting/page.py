@@ -57,7 +57,7 @@ def _fault(bisection: Bisection, index: int) -> list[str]:
     lines = [
         f"<h1>{escaped(fault_title(bisection, index))}</h1>",
         *code_beside(finding, bisection.operations[index]),
-        f"<p>{escaped(fault_place(finding))}</p>",
+        f"<p>{escaped(fault_place(bisection, index))}</p>",
     ]
     if reason := bisection.untried.get(index):
         lines.append(f'<p class="warning">{escaped(reason)}</p>')

@@ -31,6 +31,7 @@ _FAR = (
     "what comes after it matches with the reference's value, but other places lead there as well, "
     "and may be wrong instead"
 )
+_HARMLESS = "{place} differs as well, and changes nothing that the port returns"
 _STEPS_BETWEEN = (
     "what the steps between the recorded ones have made was exchanged, too: they have the faults "
     "above, and may have others. Mend these, and run it again"
@@ -95,6 +96,9 @@ class _Search:
         self._healed_places = 0
         self._tried: set[object] = set()  # places of hidden faults
         self._is_hollow = False  # only what the port returns was exchanged, which heals anything
+        self._is_vague = False  # something was exchanged behind several places
+        # what differs and seems to be of no account, each with the comparison that it was found in
+        self._harmless: list[tuple[ComparedRuns, Trial]] = []
 
     def run(self, compared: ComparedRuns) -> Bisection:
         report = compared.report()
@@ -116,7 +120,9 @@ class _Search:
             trial = heal(answer, compared)
             if trial is None:
                 break
-            compared = trial.compared
+            last, compared = trial.attempt, trial.compared
+        if self._harmless:
+            self._add_harmful(answer, compared, last)
         answer.is_healed = compared.is_match and not self._is_hollow
         answer.report.first = next(iter(answer.faults), None)
         if compared is not first:
@@ -137,12 +143,15 @@ class _Search:
         own = [fault for fault in faults if fault not in steps] or faults
         # what heals at a close place is proven, so that no far one need be tried
         attempts = self._attempts(answer, compared, own)
-        attempts.sort(key=lambda attempt: not attempt.is_close)
+        attempts.sort(key=lambda attempt: (not attempt.is_close, not attempt.is_sole))
         trial, failed = self._first_better(compared, attempts[:_TRIES])
-        if trial is not None:
+        if trial is not None and trial.is_harmless:
+            self._trials.accept(trial.attempt)
+            self._harmless.append((compared, trial))
+        elif trial is not None:
             trial = _narrowed(leading, trial)
             self._accept(compared, trial)
-            proof: Proof | None = "proven" if trial.attempt.is_close else None
+            proof = self._proof(trial)
             untested = next((own for own in failed if own.unfit), None)
             if proof is None and untested is not None:
                 # a surer place whose value could not be exchanged is not refuted by a far one
@@ -175,15 +184,40 @@ class _Search:
             if cut is None or is_known or not self._counts(leading, fault):
                 continue
             exchanges = leading.exchanges([cut])
-            if not cut.is_close or self._trials.has_exchanged(exchanges.keys()):
+            if not cut.is_sole or self._trials.has_exchanged(exchanges.keys()):
                 continue
             self._tried.add(place)
-            trial = self._trials.make(compared, Attempt((fault,), True, exchanges))
+            trial = self._trials.make(compared, Attempt((fault,), True, True, exchanges))
             if trial.healed and trial.unfit is None:
                 self._accept(compared, trial)
                 _add(answer, leading, fault, "proven", None, trial)
                 return trial
         return None
+
+    def _add_harmful(self, answer: Bisection, compared: ComparedRuns, last: Attempt) -> None:
+        """Add what seemed to be of no account, if it is of account once all else is healed; if not,
+        say where it is.
+
+        Args:
+            last: What was exchanged last.
+        """
+        if not answer.faults:
+            before, trial = self._harmless[0]
+            _add(answer, before.leading, trial.attempt.faults[0], "not proven", None, trial)
+            return
+        exchanged = {key for _, trial in self._harmless for key in trial.attempt.exchanges}
+        is_harmful = (
+            compared.is_match
+            and not self._trials.make(compared, last, without=exchanged).compared.is_match
+        )
+        for before, trial in self._harmless:
+            for fault in _healed_by(trial, before.leading):
+                if is_harmful:
+                    proof = self._proof(trial)
+                    _add(answer, before.leading, fault, proof, None if proof else _FAR, trial)
+                else:
+                    place = short_place(before.leading.finding(fault))
+                    answer.report.warnings.append(_HARMLESS.format(place=place))
 
     def _accept(self, compared: ComparedRuns, trial: Trial) -> None:
         self._trials.accept(trial.attempt)
@@ -206,7 +240,7 @@ class _Search:
         cuts = list(filter(None, map(compared.leading.cut, steps)))
         if not cuts:
             return None
-        attempt = Attempt(tuple(steps), False, compared.leading.exchanges(cuts))
+        attempt = Attempt(tuple(steps), False, False, compared.leading.exchanges(cuts))
         trial = self._trials.make(compared, attempt)
         self._trials.accept(attempt)
         answer.report.warnings.append(_STEPS_BETWEEN)
@@ -218,13 +252,14 @@ class _Search:
         """Try attempts one by one, then all of them together.
 
         Returns:
-            The first trial that makes something right, if any; and those before it.
+            The first trial that makes something right, if any, though it may be of no account; and
+            those before it.
         """
         failed: list[Trial] = []
         for attempt in attempts:
             self._tell(f"trying {short_place(compared.leading.finding(attempt.faults[0]))}")
             trial = self._trials.make(compared, attempt)
-            if trial.is_better:
+            if trial.is_better or trial.is_harmless:
                 return trial, failed
             further = _further(compared.leading, attempt)
             if further is not None:
@@ -270,7 +305,8 @@ class _Search:
             if cuts:
                 exchanges = leading.exchanges(cuts) | _on_other_ranks(compared, fault)
                 is_close = all(cut.is_close for cut in cuts)
-                attempts.append(Attempt(batch, is_close, exchanges, is_repeated))
+                is_sole = all(cut.is_sole for cut in cuts)
+                attempts.append(Attempt(batch, is_close, is_sole, exchanges, is_repeated))
         return attempts
 
     def _with_repetitions(self, rank: ComparedRank, fault: GraphFault) -> GraphFault:
@@ -281,6 +317,18 @@ class _Search:
         own = operation_lines(rank.comparison, fault)
         lines = own[0] | self._healed_lines[0], own[1] | self._healed_lines[1]
         return with_repetitions(rank.comparison, fault, lines, self._healed_places)
+
+    def _proof(self, trial: Trial) -> Proof | None:
+        """Return what a trial proves that has made something right.
+
+        Of an exchange behind several places one value may not belong there. More than the last
+        values must be right behind it, with which anything matches; and what still differs there
+        may be its work.
+        """
+        attempt = trial.attempt
+        is_proven = attempt.is_close and bool(trial.healed) and not self._is_vague
+        self._is_vague |= not attempt.is_sole
+        return "proven" if attempt.is_sole or is_proven else None
 
     def _counts(self, rank: ComparedRank, fault: GraphFault) -> bool:
         """Return whether a fault is in one of the modules that were asked for."""
@@ -296,15 +344,17 @@ def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
     exchanged.
     """
     attempt = trial.attempt
-    if attempt.is_close or attempt.is_repeated or len(attempt.faults) > 1:
+    if attempt.is_sole or attempt.is_repeated or len(attempt.faults) > 1:
         return trial
     suspects = rank.suspects_after(trial.compared.of_rank(rank.rank), attempt.exchanges)
     for fault in (*attempt.faults, *rank.comparison.faults):
         if not rank.begins_with(fault, suspects):
             continue
         cut = rank.cut(fault, attempt.without, suspects)
-        if cut is not None and cut.is_close and rank.exchanges([cut]) == attempt.exchanges:
-            narrowed = replace(attempt, faults=(fault,), is_close=True, suspects=suspects)
+        if cut is not None and cut.is_sole and rank.exchanges([cut]) == attempt.exchanges:
+            narrowed = replace(
+                attempt, faults=(fault,), is_close=True, is_sole=True, suspects=suspects
+            )
             return replace(trial, attempt=narrowed)
     return trial
 
@@ -321,7 +371,7 @@ def _further(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
     cut = rank.cut(fault, tried)
     if cut is None:
         return None
-    return Attempt((fault,), cut.is_close, rank.exchanges([cut]), without=tried)
+    return Attempt((fault,), cut.is_close, cut.is_sole, rank.exchanges([cut]), without=tried)
 
 
 def _together(attempts: Sequence[Attempt]) -> Attempt:
@@ -329,7 +379,12 @@ def _together(attempts: Sequence[Attempt]) -> Attempt:
     exchanges: Exchanges = {}
     for attempt in attempts:
         exchanges |= attempt.exchanges
-    return Attempt(faults, all(attempt.is_close for attempt in attempts), exchanges)
+    return Attempt(
+        faults,
+        all(attempt.is_close for attempt in attempts),
+        all(attempt.is_sole for attempt in attempts),
+        exchanges,
+    )
 
 
 def _healed_by(trial: Trial, rank: ComparedRank) -> Sequence[GraphFault]:
@@ -370,6 +425,8 @@ def _add(
         proven = rank.with_proven_region(fault)
     else:
         proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
+    if proof == "proven":
+        finding = replace(finding, region=rank.finding(proven).region)
     answer.operations.append(region_operations(rank.comparison, proven))
     answer.report.operations = answer.operations[0]
     if untried is not None:

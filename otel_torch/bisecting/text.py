@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import PurePath
 from typing import NamedTuple
 
 from otel_torch.bisecting.bisection import Bisection
@@ -76,7 +78,7 @@ def _fault(bisection: Bisection, index: int, finding: Finding, screen: Screen) -
     style = "red" if finding.proof else "yellow"
     lines = screen.wrap(fault_title(bisection, index), style, hanging_indent="  ")
     lines += _code(finding, screen)
-    lines += screen.wrap(fault_place(finding), indent="  ")
+    lines += screen.wrap(fault_place(bisection, index), indent="  ")
     if reason := bisection.untried.get(index):
         lines += screen.wrap(reason, "yellow", indent="  ")
     return lines
@@ -89,15 +91,43 @@ def fault_title(bisection: Bisection, index: int) -> str:
     return f"{_MARKS[finding.proof]}{of}: {_differs(finding)}"
 
 
-def fault_place(finding: Finding) -> str:
+def fault_place(bisection: Bisection, index: int) -> str:
     """Return where a fault is, how large it is, and what its trial has shown."""
+    finding = bisection.faults[index]
     place = module_name(finding.port_module if finding.module is None else finding.module)
     error = ""
     if finding.error is not None:
         limit = format_error(finding.floor)
         error = f"error {format_error(finding.error)}, limit {limit}"
     where = ", ".join(filter(None, [f"in {place}", moment_of(finding), error]))
-    return f"{where}. {_SENTENCES[finding.proof]}".rstrip()
+    return f"{where}. {_proof_sentence(bisection, index)}".rstrip()
+
+
+def _proof_sentence(bisection: Bisection, index: int) -> str:
+    """Return what a fault's trial has shown, and of which lines."""
+    lines = bisection.proven_lines(index)
+    if len(lines) < 2:
+        return _SENTENCES[bisection.faults[index].proof]
+    return f"With the reference's value behind {_in_words(lines)}, what comes after them matches."
+
+
+def _in_words(lines: Sequence[CodeLine]) -> str:
+    """Return lines as short as they can be said.
+
+    >>> _in_words([CodeLine("a/b.py", n, "f", "") for n in (86, 87, 102)])
+    'b.py:86-87 and b.py:102'
+    """
+    ranges: list[tuple[CodeLine, int]] = []  # the first line of each, and the number of the last
+    for line in lines:
+        if ranges and (ranges[-1][0].file, ranges[-1][1] + 1) == (line.file, line.line):
+            ranges[-1] = ranges[-1][0], line.line
+        else:
+            ranges.append((line, line.line))
+    places = [
+        f"{PurePath(first.file).name}:{first.line}" + f"-{last}" * (last > first.line)
+        for first, last in ranges
+    ]
+    return " and ".join(filter(None, [", ".join(places[:-1]), places[-1]]))
 
 
 def _differs(finding: Finding) -> str:

@@ -32,7 +32,8 @@ class Attempt:
 
     Attributes:
         faults: Of the leading rank, which are healed together.
-        is_close: Whether nothing else lies between right values and the exchange.
+        is_close: Whether little code lies between right values and the exchange.
+        is_sole: Whether it is close, and nothing but these faults is there.
         exchanges: The reference's values by those of the port in whose place they are put.
         is_repeated: Whether a line is healed wherever it runs, with all that is between.
         without: Values of the port whose exchange was tried before, and was of no use.
@@ -41,6 +42,7 @@ class Attempt:
 
     faults: tuple[GraphFault, ...]
     is_close: bool
+    is_sole: bool
     exchanges: Exchanges
     is_repeated: bool = False
     without: frozenset[RankedKey] = frozenset()
@@ -55,6 +57,9 @@ class Trial:
         compared: The reference beside the port with the exchanged values.
         healed: Values of the port's leading rank behind the exchange that are right now and were
             not.
+        breaks: Something that the port returns was right, and is wrong with the exchange: the port
+            needs another value there than the reference has.
+        is_idle: The port returns what it did: what differs there is of no account.
         unfit: Why a value could not be put in place; None if all were.
         differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
     """
@@ -62,13 +67,21 @@ class Trial:
     attempt: Attempt
     compared: ComparedRuns
     healed: frozenset[ValueKey]
+    breaks: bool
+    is_idle: bool
     unfit: str | None
     differed: Mapping[str, Mapping[str, Any]]
 
     @property
     def is_better(self) -> bool:
-        """Whether the exchange made something right."""
-        return bool(self.healed) or self.compared.is_match
+        """Whether the exchange made something right that matters, and no result wrong."""
+        is_healing = bool(self.healed) or self.compared.is_match
+        return is_healing and not (self.breaks or self.is_idle)
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the exchange made something right, and changed nothing that the port returns."""
+        return self.is_idle and bool(self.healed) and self.unfit is None
 
     def where_they_differ(self, key: RankedKey) -> str:
         """Return at which position whole numbers of the port differ, such as token ids, in words;
@@ -109,13 +122,22 @@ class Trials:
         """Leave an exchange in place in all further trials."""
         self._good |= attempt.exchanges
 
-    def make(self, compared: ComparedRuns, attempt: Attempt) -> Trial:
+    def make(
+        self, compared: ComparedRuns, attempt: Attempt, without: Set[RankedKey] = frozenset()
+    ) -> Trial:
         """Run the port with an exchange.
+
+        Args:
+            without: Values of the port that have an exchange in place, and get none.
 
         Raises:
             RunFailed: A program did not end well, or the reference computes other values each time.
         """
-        exchanges = self._good | attempt.exchanges
+        exchanges = {
+            port: own
+            for port, own in (self._good | attempt.exchanges).items()
+            if port not in without
+        }
         if missing := {own.reference for own in exchanges.values()} - self._kept:
             self._keep(compared, missing)
         self._count += 1
@@ -132,10 +154,16 @@ class Trials:
         )
         again = self._programs.compare(compared.reference, run, exchanges)
         healed = _healed(compared.leading, again, attempt)
+        ranks = [(rank, again.of_rank(rank.rank)) for rank in compared.ranks]
+        breaks = any(before.is_broken_by(after) for before, after in ranks)
+        is_idle = not again.is_match and all(
+            before.returns_the_same(after) for before, after in ranks
+        )
         differed: dict[str, Any] = {}
         for number in run.recordings:
             differed |= _metadata(run, number).get("values_differed", {})
-        return Trial(attempt, again, healed, self._unfit(run, attempt), differed)
+        unfit = self._unfit(run, attempt)
+        return Trial(attempt, again, healed, breaks, is_idle, unfit, differed)
 
     def _keep(self, compared: ComparedRuns, first: set[RankedKey]) -> None:
         """Run the reference for whole values: what is needed now, and may be needed later."""

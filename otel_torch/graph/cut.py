@@ -19,7 +19,7 @@ from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
+from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
 # the exchange. Of 64 faults in other architectures that are 55, with a bound of 64 operations 43.
@@ -34,9 +34,10 @@ class Cut:
         exchanges: What to put in which place.
         region: The port's nodes of which these values are made, back to right values.
         lines: How many lines of code these nodes have.
-        others: Other wrong places from which they are made as well: nodes, or leaves as
-            -1 - value. With any of them, the exchange heals more than this fault.
+        others: Other wrong places from which they are made as well: nodes, which are in the region,
+            or leaves as -1 - value. The exchange heals these as well.
         is_leaf: The fault is a weight or an input, which is exchanged itself.
+        is_code: The fault is a line of the port, neither a leaf nor something that it leaves out.
     """
 
     exchanges: tuple[Counterpart, ...]
@@ -44,12 +45,19 @@ class Cut:
     lines: int
     others: tuple[int, ...]
     is_leaf: bool = False
+    is_code: bool = False
 
     @property
     def is_close(self) -> bool:
-        """Whether only this fault, and little code, lies between right values and the exchange."""
+        """Whether only the fault and little code around it can be what the exchange heals."""
         is_between = self.is_leaf or bool(self.region)
-        return is_between and not self.others and self.lines <= CLOSE_LINES
+        is_around = self.is_code and all(origin >= 0 for origin in self.others)
+        return is_between and (is_around or not self.others) and self.lines <= CLOSE_LINES
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether it is close, and only this fault can be what it heals."""
+        return self.is_close and not self.others
 
 
 def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
@@ -101,14 +109,19 @@ def find_cut(
         return None
     is_suspect = _suspicion(comparison, fault, suspects)
     misplaced = find_misplaced(comparison, fault)
-    region, others = _what_makes(port, values, begins, is_suspect)
-    region = tuple(sorted({*region, *misplaced.nodes}))
+    nodes, others = _what_makes(port, values, begins, is_suspect)
     unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
     others += tuple(-1 - leaf for leaf in sorted(unclear))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)
+    # of several places each may be the fault, and so may what is in doubt
+    doubtful = _computed_in_doubt(port, nodes) if elsewhere else set()
+    wrong = _wrong_because_of(port, nodes, values, begins, doubtful.union(others))
+    region = tuple(sorted({*wrong, *misplaced.nodes}))
     length = len({_line(port, node) for node in region})
-    return Cut(tuple(counterparts[value] for value in values), region, length, elsewhere)
+    exchanges = tuple(counterparts[value] for value in values)
+    is_code = fault.port is not None and fault.port.leaf == NOTHING
+    return Cut(exchanges, region, length, elsewhere, is_code=is_code)
 
 
 def _suspicion(
@@ -267,10 +280,8 @@ def _what_makes(
     values: list[int],
     begins: set[int],
     is_suspect: Callable[[int], bool],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the nodes that make some values wrong, and other wrong places among them.
-
-    What they make of right values and of these that are exchanged is right then.
+) -> tuple[set[int], tuple[int, ...]]:
+    """Return the nodes that make some values of right ones, and other wrong places among them.
 
     Args:
         begins: What the fault begins with.
@@ -291,7 +302,17 @@ def _what_makes(
         nodes.add(node)
         waiting += (read for read in before if read not in seen)
         seen.update(before)
-    return tuple(_wrong_because_of(program, nodes, values, begins, others)), tuple(sorted(others))
+    return nodes, tuple(sorted(others))
+
+
+def _computed_in_doubt(program: ComparedProgram, nodes: set[int]) -> set[int]:
+    """Return those of some nodes that compute a value which is neither right nor wrong."""
+    is_moving, state = program.graph.nodes.moves, program.state
+    return {
+        node
+        for node in nodes
+        if not is_moving[node] and any(state[made] == DOUBTFUL for made in program.makes[node])
+    }
 
 
 def _wrong_because_of(
@@ -299,7 +320,7 @@ def _wrong_because_of(
     nodes: set[int],
     exchanged: list[int],
     begins: set[int],
-    others: set[int],
+    others: Set[int],
 ) -> Iterator[int]:
     """Yield those of some nodes to which something wrong leads that was not exchanged."""
     wrong = begins | {-1 - origin for origin in others if origin < 0}

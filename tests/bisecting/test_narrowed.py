@@ -63,10 +63,17 @@ def test_a_fault_is_proven_once_the_trial_has_acquitted_what_else_leads_there() 
     assert finding.region.port[1].line > finding.port_line.line
 
 
-def test_what_no_right_result_acquits_stays_in_doubt() -> None:
+def test_places_that_nothing_acquits_are_proven_together_and_nothing_behind_them() -> None:
+    """One of the values exchanged does not belong there: it would be a fault of the second call."""
     answer = otel_torch.bisect(Attention(), Folded(Attention(), 2, 8**-0.4), X)
     assert answer.is_healed
-    assert {finding.proof for finding in answer.faults} == {None}
+    first, second = answer.faults
+    assert (first.proof, second.proof) == ("proven", None)
+    assert "* self.factor" in first.port_line.text
+    assert first.region.port[1].line > first.port_line.line
+    lines = [line["text"] for line in answer.as_json()["proven_lines"]["0"]]
+    assert any("* self.factor" in line for line in lines) and len(lines) > 1
+    assert "value behind test_narrowed.py:" in " ".join(str(answer).split())
 
 
 def test_that_only_what_is_returned_was_exchanged_heals_nothing() -> None:

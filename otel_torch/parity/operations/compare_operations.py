@@ -296,14 +296,15 @@ def _line(graph: Graph, place: FaultPlace) -> CodeLine | None:
 
 def _region(graph: Graph, place: FaultPlace) -> tuple[CodeLine, CodeLine] | None:
     """Return the first and the last line of a region, in the function where it begins."""
-    own = _line(graph, place)
     nodes = place.region or place.nodes[:1]
     lines = [code_line(graph, int(graph.nodes.line[node])) for node in nodes]
     known = [line for line in lines if line is not None]
-    if own is not None:
-        known = [x for x in known if (x.file, x.function) == (own.file, own.function)] or [own]
-    known.sort(key=lambda line: line.line)
-    return (known[0], known[-1]) if known else None
+    own = _line(graph, place) or next(iter(known), None)
+    if own is None:
+        return None
+    same = [line for line in known if (line.file, line.function) == (own.file, own.function)]
+    same.sort(key=lambda line: line.line)
+    return (same[0], same[-1]) if same else (own, own)
 
 
 # -- pairs
