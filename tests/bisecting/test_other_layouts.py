@@ -126,3 +126,24 @@ def test_a_value_that_is_written_piece_by_piece_is_exchanged_where_it_is_read() 
     (finding,) = answer.faults
     assert finding.port_line is not None and "kept[:, part] =" in finding.port_line.text
     assert (finding.proof, answer.is_healed) == ("proven", True)
+
+
+def test_words_of_a_batch_and_a_batch_of_words_look_alike_once_flattened() -> None:
+    """Put in place as it lies, the reference's value would be a fault of its own."""
+    first, second = torch.linspace(-1, 1, 64).sin().reshape(8, 8), torch.linspace(-2, 1, 40).cos()
+    x = torch.linspace(-2, 2, 9 * 3 * 8).sin().reshape(9, 3, 8)
+
+    def reference(x: Tensor) -> Tensor:
+        hidden = (x @ first).tanh()
+        flat = (hidden.flatten(0, 1) @ second.view(8, 5)).view(9, 3, 5)
+        return flat.softmax(0).cumsum(0)
+
+    def port(x: Tensor) -> Tensor:
+        hidden = (x.transpose(0, 1).contiguous() @ first * 1.1).tanh()
+        flat = (hidden.flatten(0, 1) @ second.view(8, 5)).view(3, 9, 5)
+        return flat.softmax(1).cumsum(1).transpose(0, 1)
+
+    answer = otel_torch.bisect(reference, port, x)
+    (finding,) = answer.faults
+    assert (finding.proof, answer.is_healed) == ("proven", True)
+    assert "first * 1.1" in finding.port_line.text
