@@ -148,7 +148,8 @@ def _functions_that_ran(python: Path, package: Path, folder: Path) -> list[tuple
     shutil.rmtree(folder / "ran", ignore_errors=True)
     root = Path(__file__).parents[3]
     environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    subprocess.run([python, "-c", code], cwd=folder, env=environment, check=True)
+    command = [python, "-c", code]
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for own in (folder / "ran").iterdir() for line in own.open()]
     return [
         (str(Path(file).relative_to(package)), name) for file, name, *_ in lines if "<" not in name
