@@ -163,18 +163,19 @@ class ComparedRank:
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
         """Return whether a trial makes the port return nothing else, within the legal errors."""
-        before, after = self.comparison, trial.comparison
-        values = [comparison.graphs[1].values.sketch for comparison in (before, after)]
-        places = {pair.reference: pair for pair in before.ends}
-        return all(
-            (own := places.get(pair.reference)) is not None
-            and relative_distances(
-                values[0][[before.graphs[1].ends[own.port]]],
-                values[1][[after.graphs[1].ends[pair.port]]],
-            )[0]
-            <= own.limit
-            for pair in after.ends
-        )
+        graphs = self.comparison.graphs[1], trial.comparison.graphs[1]
+        ends = {pair.reference: pair for pair in self.comparison.ends}
+        for after in trial.comparison.ends:
+            before = ends.get(after.reference)
+            if before is None:
+                return False
+            first, second = (
+                graph.values.sketch[[graph.ends[pair.port]]]
+                for graph, pair in zip(graphs, (before, after), strict=True)
+            )
+            if not relative_distances(first, second)[0] <= before.limit:
+                return False
+        return True
 
     def is_open(self, fault: GraphFault) -> bool:
         """Return whether a fault still makes an end wrong, though values were exchanged."""
