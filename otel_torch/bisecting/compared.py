@@ -16,6 +16,7 @@ from otel_torch.graph.blame import Origin, find_suspects
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
 from otel_torch.graph.counterparts import Counterpart, is_beside
 from otel_torch.graph.cut import (
+    FAR,
     Cut,
     begins_of,
     counterparts_of,
@@ -24,6 +25,7 @@ from otel_torch.graph.cut import (
     origin_of,
 )
 from otel_torch.graph.distances import relative_distances
+from otel_torch.graph.ends import EndPair
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts
@@ -134,7 +136,7 @@ class ComparedRank:
     ) -> GraphFault:
         """Return a fault with what is between right values and the exchange, if it is little."""
         cut = self.cut(fault, without, suspects)
-        if cut is None or not cut.is_close or not cut.region:
+        if cut is None or cut.closeness == FAR or not cut.region:
             return fault
         place = fault.port or FaultPlace((), NOTHING, ())
         region = tuple(sorted({*place.region, *cut.region}))
@@ -155,18 +157,16 @@ class ComparedRank:
         }
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
-        """Return whether something that the port returns is right here, and wrong in a trial."""
-        was_right = {pair.reference for pair in self.comparison.ends if pair.is_right}
+        """Return whether a result of the port is right here, and wrong in a trial."""
         return any(
-            pair.reference in was_right and not pair.is_right for pair in trial.comparison.ends
+            before is not None and before.is_right and not after.is_right
+            for before, after in self._ends_beside(trial)
         )
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
-        """Return whether a trial makes the port return nothing else, within the legal errors."""
+        """Return whether a trial leaves all results of the port as they are, within limits."""
         graphs = self.comparison.graphs[1], trial.comparison.graphs[1]
-        ends = {pair.reference: pair for pair in self.comparison.ends}
-        for after in trial.comparison.ends:
-            before = ends.get(after.reference)
+        for before, after in self._ends_beside(trial):
             if before is None:
                 return False
             first, second = (
@@ -176,6 +176,12 @@ class ComparedRank:
             if not relative_distances(first, second)[0] <= before.limit:
                 return False
         return True
+
+    def _ends_beside(self, trial: ComparedRank) -> Iterator[tuple[EndPair | None, EndPair]]:
+        """Yield each end of a trial, after the same end here, if any."""
+        before = {pair.reference: pair for pair in self.comparison.ends}
+        for after in trial.comparison.ends:
+            yield before.get(after.reference), after
 
     def is_open(self, fault: GraphFault) -> bool:
         """Return whether a fault still makes an end wrong, though values were exchanged."""

@@ -18,7 +18,14 @@ from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
 from otel_torch.bisecting.runs import Programs, RunFailed
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
 from otel_torch.graph.compare import GraphFault
-from otel_torch.graph.cut import OperationLine, operation_lines, with_repetitions
+from otel_torch.graph.cut import (
+    CLOSE,
+    FAR,
+    SOLE,
+    OperationLine,
+    operation_lines,
+    with_repetitions,
+)
 from otel_torch.parity.finding import Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
@@ -97,7 +104,7 @@ class _Search:
         self._tried: set[object] = set()  # places of hidden faults
         self._is_hollow = False  # only what the port returns was exchanged, which heals anything
         self._is_vague = False  # something was exchanged behind several places
-        # what differs and seems to be of no account, each with the comparison that it was found in
+        # what differs and seems not to matter, each with the comparison that it was found in
         self._harmless: list[tuple[ComparedRuns, Trial]] = []
 
     def run(self, compared: ComparedRuns) -> Bisection:
@@ -143,7 +150,7 @@ class _Search:
         own = [fault for fault in faults if fault not in steps] or faults
         # what heals at a close place is proven, so that no far one need be tried
         attempts = self._attempts(answer, compared, own)
-        attempts.sort(key=lambda attempt: (not attempt.is_close, not attempt.is_sole))
+        attempts.sort(key=lambda attempt: -attempt.closeness)
         trial, failed = self._first_better(compared, attempts[:_TRIES])
         if trial is not None and trial.is_harmless:
             self._trials.accept(trial.attempt)
@@ -184,10 +191,10 @@ class _Search:
             if cut is None or is_known or not self._counts(leading, fault):
                 continue
             exchanges = leading.exchanges([cut])
-            if not cut.is_sole or self._trials.has_exchanged(exchanges.keys()):
+            if cut.closeness < SOLE or self._trials.has_exchanged(exchanges.keys()):
                 continue
             self._tried.add(place)
-            trial = self._trials.make(compared, Attempt((fault,), True, True, exchanges))
+            trial = self._trials.make(compared, Attempt((fault,), SOLE, exchanges))
             if trial.healed and trial.unfit is None:
                 self._accept(compared, trial)
                 _add(answer, leading, fault, "proven", None, trial)
@@ -195,8 +202,7 @@ class _Search:
         return None
 
     def _add_harmful(self, answer: Bisection, compared: ComparedRuns, last: Attempt) -> None:
-        """Add what seemed to be of no account, if it is of account once all else is healed; if not,
-        say where it is.
+        """Add what seemed not to matter, if it matters once all else is healed; else warn of it.
 
         Args:
             last: What was exchanged last.
@@ -240,7 +246,7 @@ class _Search:
         cuts = list(filter(None, map(compared.leading.cut, steps)))
         if not cuts:
             return None
-        attempt = Attempt(tuple(steps), False, False, compared.leading.exchanges(cuts))
+        attempt = Attempt(tuple(steps), FAR, compared.leading.exchanges(cuts))
         trial = self._trials.make(compared, attempt)
         self._trials.accept(attempt)
         answer.report.warnings.append(_STEPS_BETWEEN)
@@ -252,8 +258,8 @@ class _Search:
         """Try attempts one by one, then all of them together.
 
         Returns:
-            The first trial that makes something right, if any, though it may be of no account; and
-            those before it.
+            The first trial that makes something right, if any, whether it matters or not; and those
+            before it.
         """
         failed: list[Trial] = []
         for attempt in attempts:
@@ -304,9 +310,8 @@ class _Search:
             cuts = list(filter(None, map(leading.cut, batch)))
             if cuts:
                 exchanges = leading.exchanges(cuts) | _on_other_ranks(compared, fault)
-                is_close = all(cut.is_close for cut in cuts)
-                is_sole = all(cut.is_sole for cut in cuts)
-                attempts.append(Attempt(batch, is_close, is_sole, exchanges, is_repeated))
+                closeness = min(cut.closeness for cut in cuts)
+                attempts.append(Attempt(batch, closeness, exchanges, is_repeated))
         return attempts
 
     def _with_repetitions(self, rank: ComparedRank, fault: GraphFault) -> GraphFault:
@@ -321,14 +326,14 @@ class _Search:
     def _proof(self, trial: Trial) -> Proof | None:
         """Return what a trial proves that has made something right.
 
-        Of an exchange behind several places one value may not belong there. More than the last
-        values must be right behind it, with which anything matches; and what still differs there
-        may be its work.
+        A value exchanged behind several places may not belong there, and what differs later may be
+        its work. So more than what is returned has to be right then, and what is found later has to
+        be alone.
         """
-        attempt = trial.attempt
-        is_proven = attempt.is_close and bool(trial.healed) and not self._is_vague
-        self._is_vague |= not attempt.is_sole
-        return "proven" if attempt.is_sole or is_proven else None
+        closeness = trial.attempt.closeness
+        is_proven = closeness == CLOSE and bool(trial.healed) and not self._is_vague
+        self._is_vague |= closeness < SOLE
+        return "proven" if closeness == SOLE or is_proven else None
 
     def _counts(self, rank: ComparedRank, fault: GraphFault) -> bool:
         """Return whether a fault is in one of the modules that were asked for."""
@@ -344,17 +349,17 @@ def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
     exchanged.
     """
     attempt = trial.attempt
-    if attempt.is_sole or attempt.is_repeated or len(attempt.faults) > 1:
+    if attempt.closeness == SOLE or attempt.is_repeated or len(attempt.faults) > 1:
         return trial
     suspects = rank.suspects_after(trial.compared.of_rank(rank.rank), attempt.exchanges)
     for fault in (*attempt.faults, *rank.comparison.faults):
         if not rank.begins_with(fault, suspects):
             continue
         cut = rank.cut(fault, attempt.without, suspects)
-        if cut is not None and cut.is_sole and rank.exchanges([cut]) == attempt.exchanges:
-            narrowed = replace(
-                attempt, faults=(fault,), is_close=True, is_sole=True, suspects=suspects
-            )
+        if cut is None or cut.closeness < SOLE:
+            continue
+        if rank.exchanges([cut]) == attempt.exchanges:
+            narrowed = replace(attempt, faults=(fault,), closeness=SOLE, suspects=suspects)
             return replace(trial, attempt=narrowed)
     return trial
 
@@ -371,7 +376,7 @@ def _further(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
     cut = rank.cut(fault, tried)
     if cut is None:
         return None
-    return Attempt((fault,), cut.is_close, cut.is_sole, rank.exchanges([cut]), without=tried)
+    return Attempt((fault,), cut.closeness, rank.exchanges([cut]), without=tried)
 
 
 def _together(attempts: Sequence[Attempt]) -> Attempt:
@@ -379,12 +384,7 @@ def _together(attempts: Sequence[Attempt]) -> Attempt:
     exchanges: Exchanges = {}
     for attempt in attempts:
         exchanges |= attempt.exchanges
-    return Attempt(
-        faults,
-        all(attempt.is_close for attempt in attempts),
-        all(attempt.is_sole for attempt in attempts),
-        exchanges,
-    )
+    return Attempt(faults, min(attempt.closeness for attempt in attempts), exchanges)
 
 
 def _healed_by(trial: Trial, rank: ComparedRank) -> Sequence[GraphFault]:

@@ -19,7 +19,7 @@ from otel_torch.parity.report.text_curves import error_by_depth
 from otel_torch.parity.report.text_finding import next_step_block
 from otel_torch.parity.report.wording import format_error, module_name, moment_of
 from otel_torch.rendering.table import escape
-from otel_torch.rendering.words import plural
+from otel_torch.rendering.words import enumerate_words, plural
 
 _MARKS = {"proven": "✗ proven", "not proven": "? not proven", None: "? not tried"}
 _SENTENCES = {
@@ -104,7 +104,7 @@ def fault_place(bisection: Bisection, index: int) -> str:
 
 
 def _proof_sentence(bisection: Bisection, index: int) -> str:
-    """Return what a fault's trial has shown, and of which lines."""
+    """Return the sentence about a fault's trial: what it has shown, and for which lines."""
     lines = bisection.proven_lines(index)
     if len(lines) < 2:
         return _SENTENCES[bisection.faults[index].proof]
@@ -127,7 +127,7 @@ def _in_words(lines: Sequence[CodeLine]) -> str:
         f"{PurePath(first.file).name}:{first.line}" + f"-{last}" * (last > first.line)
         for first, last in ranges
     ]
-    return " and ".join(filter(None, [", ".join(places[:-1]), places[-1]]))
+    return enumerate_words(places)
 
 
 def _differs(finding: Finding) -> str:

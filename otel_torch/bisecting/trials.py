@@ -32,8 +32,7 @@ class Attempt:
 
     Attributes:
         faults: Of the leading rank, which are healed together.
-        is_close: Whether little code lies between right values and the exchange.
-        is_sole: Whether it is close, and nothing but these faults is there.
+        closeness: What the exchange can heal: FAR, CLOSE or SOLE of `graph.cut`.
         exchanges: The reference's values by those of the port in whose place they are put.
         is_repeated: Whether a line is healed wherever it runs, with all that is between.
         without: Values of the port whose exchange was tried before, and was of no use.
@@ -41,8 +40,7 @@ class Attempt:
     """
 
     faults: tuple[GraphFault, ...]
-    is_close: bool
-    is_sole: bool
+    closeness: int
     exchanges: Exchanges
     is_repeated: bool = False
     without: frozenset[RankedKey] = frozenset()
@@ -57,9 +55,9 @@ class Trial:
         compared: The reference beside the port with the exchanged values.
         healed: Values of the port's leading rank behind the exchange that are right now and were
             not.
-        breaks: Something that the port returns was right, and is wrong with the exchange: the port
-            needs another value there than the reference has.
-        is_idle: The port returns what it did: what differs there is of no account.
+        breaks: A result of the port was right, and is wrong with the exchange: the port needs
+            another value there than the reference has.
+        is_idle: All results of the port are what they were: what differs there does not matter.
         unfit: Why a value could not be put in place; None if all were.
         differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
     """
@@ -74,13 +72,13 @@ class Trial:
 
     @property
     def is_better(self) -> bool:
-        """Whether the exchange made something right that matters, and no result wrong."""
+        """Whether the exchange healed a value, changed a result and broke none."""
         is_healing = bool(self.healed) or self.compared.is_match
         return is_healing and not (self.breaks or self.is_idle)
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the exchange made something right, and changed nothing that the port returns."""
+        """Whether the exchange healed a value and left all results as they were."""
         return self.is_idle and bool(self.healed) and self.unfit is None
 
     def where_they_differ(self, key: RankedKey) -> str:

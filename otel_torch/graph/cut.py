@@ -24,6 +24,9 @@ from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
 # Lines that a person reads at once: a fault is proven to be among those between right values and
 # the exchange. Of 64 faults in other architectures that are 55, with a bound of 64 operations 43.
 CLOSE_LINES = 12
+# what an exchange can heal, the surest last: code that is too much to read, few lines around the
+# fault, or the fault alone
+FAR, CLOSE, SOLE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,14 @@ class Cut:
     is_code: bool = False
 
     @property
-    def is_close(self) -> bool:
-        """Whether only the fault and little code around it can be what the exchange heals."""
-        is_between = self.is_leaf or bool(self.region)
-        is_around = self.is_code and all(origin >= 0 for origin in self.others)
-        return is_between and (is_around or not self.others) and self.lines <= CLOSE_LINES
-
-    @property
-    def is_sole(self) -> bool:
-        """Whether it is close, and only this fault can be what it heals."""
-        return self.is_close and not self.others
+    def closeness(self) -> int:
+        """Return FAR, CLOSE or SOLE."""
+        if not (self.is_leaf or self.region) or self.lines > CLOSE_LINES:
+            return FAR
+        if not self.others:
+            return SOLE
+        has_leaves = any(origin < 0 for origin in self.others)
+        return CLOSE if self.is_code and not has_leaves else FAR
 
 
 def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:

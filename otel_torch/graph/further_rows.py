@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from otel_torch.graph.graph import NOTHING, Flags, Graph, Indices
-
-_WEIGHTS = ("parameter", "buffer")
+from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Flags, Graph, Indices
 
 
 def may_be_further(graph: Graph, is_unknown: Flags) -> Flags:
-    """Return of which values the rows that only this program has may be those of further tokens.
+    """Return which values may hold rows of further tokens.
 
     Args:
-        is_unknown: Which values tell something, and have rows that the other program has not.
+        is_unknown: Which values identify a place, and have rows that the other program lacks.
     """
     return _comes_with_further(graph, is_unknown) & ~_is_joined_with(graph, is_unknown)
 
@@ -26,7 +24,7 @@ def may_be_further(graph: Graph, is_unknown: Flags) -> Flags:
 def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     """Return which values come from inputs that differ, or from what constants added rows to."""
     values, nodes = graph.values, graph.nodes
-    is_weight = np.array([kind in _WEIGHTS for kind in graph.leaf_kinds] + [False], bool)
+    is_weight = np.array([kind in WEIGHT_KINDS for kind in graph.leaf_kinds] + [False], bool)
     comes = ((values.leaf != NOTHING) & ~is_weight[values.leaf] & is_unknown).tolist()
     is_constant = [False] * len(values)
     widths = np.array([shape[-1] if shape else 1 for shape in values.shape])

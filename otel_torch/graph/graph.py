@@ -21,6 +21,8 @@ Flags = NDArray[np.bool_]
 ORDER_FREE = ("abs_mean", "mean", "std", "min", "max")
 ABS_MEAN, MEAN, STD, MIN, MAX = range(len(ORDER_FREE))
 NOTHING = -1
+# the kinds of leaves that a model owns
+WEIGHT_KINDS = ("parameter", "buffer")
 # the operation of a value of the reference that a trial has put in the place of the port's own
 PUT = "otel_torch.put"
 # the reading of a value with one of its axes moved last

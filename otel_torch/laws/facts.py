@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from otel_torch.laws.series import Series, TrainingSeries
 from otel_torch.records import LoopStep
-from otel_torch.rendering.words import plural
+from otel_torch.rendering.words import enumerate_words, plural
 from otel_torch.training_quantities import row_label
 
 FEWEST_STEPS = 3  # a warm-up begins at a learning rate of 0, and zeros let no gradient through yet
@@ -171,7 +171,7 @@ def listed(names: Iterable[str]) -> str:
     shown = [f"`{name or '(root)'}`" for name in names[:_MAX_NAMES]]
     if len(names) > _MAX_NAMES:
         shown.append(f"{plural(len(names) - _MAX_NAMES, 'further module')}")
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if shown[1:] else shown)
+    return enumerate_words(shown)
 
 
 def in_steps(steps: list[LoopStep]) -> str:

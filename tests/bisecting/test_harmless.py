@@ -1,4 +1,4 @@
-"""What differs between the programs and changes nothing that the port returns."""
+"""Differences between the programs that leave the results of the port as they are."""
 
 from __future__ import annotations
 

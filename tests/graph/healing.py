@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 
 from otel_torch.graph.compare import GraphComparison, GraphFault, compare_graphs
-from otel_torch.graph.cut import counterparts_of, find_cut
+from otel_torch.graph.cut import FAR, counterparts_of, find_cut
 from otel_torch.graph.shapes import have_same_order
 from tests.graph.programs import Case, compute_program
 
@@ -29,7 +29,7 @@ def heal(case: Case, comparison: GraphComparison, fault: GraphFault) -> str:
     port, _ = compute_program(case.port, put)
     if not compare_graphs(reference, port).is_match:
         return "still wrong"
-    return "proven" if cut.is_close else "far"
+    return "far" if cut.closeness == FAR else "proven"
 
 
 def conform(reference: np.ndarray, port: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which values may have rows of further tokens, each on a graph of a few nodes."""
+"""Which values may hold rows of further tokens, on graphs of a few nodes."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Program:
         return value
 
     def further(self) -> list[int]:
-        """Return the values that may have rows of further tokens."""
+        """Return the values that may hold rows of further tokens."""
         graph = self._builder.finish()
         is_unknown = np.isin(np.arange(len(graph.values)), self.unknown)
         return np.flatnonzero(may_be_further(graph, is_unknown)).tolist()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
-from otel_torch.graph.graph import NOTHING, Graph
+from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Graph
 from otel_torch.graph.states import RIGHT, WRONG
 from otel_torch.parity.before_the_run import setup_differences
 from otel_torch.parity.environment import environment_differences
@@ -37,8 +37,6 @@ from otel_torch.parity.operations.read_graph import RecordedGraph, RecordedPlace
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.metadata import describe_early_end, read_metadata
 from otel_torch.rendering.words import plural
-
-_WEIGHTS = ("parameter", "buffer")
 
 
 def hold_operations(paths: Sides[Path]) -> bool:
@@ -264,7 +262,7 @@ def _recorded_place(graph: Graph, place: FaultPlace, places: list[RecordedPlace]
         made = graph.nodes.makes[place.nodes[0]]
         return places[int(made[0])] if len(made) else RecordedPlace()
     recorded = places[place.leaf]
-    if graph.leaf_kinds[graph.values.leaf[place.leaf]] in _WEIGHTS:
+    if graph.leaf_kinds[graph.values.leaf[place.leaf]] in WEIGHT_KINDS:
         return recorded._replace(tensor=f"param.{graph.values.name[place.leaf]}")
     return recorded
 
@@ -273,14 +271,14 @@ def _side(graph: Graph, place: FaultPlace) -> Side:
     if place.leaf == NOTHING:
         return "output"
     kind = graph.leaf_kinds[graph.values.leaf[place.leaf]]
-    return "parameter" if kind in _WEIGHTS else "input"
+    return "parameter" if kind in WEIGHT_KINDS else "input"
 
 
 def _kind(comparison: GraphComparison, fault: GraphFault) -> Kind:
     if fault.reference is None or fault.port is None:
         return "missing"
     leaves = [
-        place.leaf != NOTHING and graph.leaf_kinds[graph.values.leaf[place.leaf]] in _WEIGHTS
+        place.leaf != NOTHING and graph.leaf_kinds[graph.values.leaf[place.leaf]] in WEIGHT_KINDS
         for graph, place in zip(comparison.graphs, (fault.reference, fault.port), strict=True)
     ]
     if any(leaves):

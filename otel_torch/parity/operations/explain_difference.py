@@ -9,7 +9,7 @@ from typing import Any
 from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equality import TERM
 from otel_torch.graph.explanation import Kind
-from otel_torch.graph.graph import NOTHING, PUT, Graph
+from otel_torch.graph.graph import NOTHING, PUT, WEIGHT_KINDS, Graph
 from otel_torch.parity.operations.labels import code_line, short_name
 from otel_torch.parity.sides import Sides
 
@@ -143,7 +143,7 @@ def _value(graph: Graph, value: int) -> str:
     if leaf >= 0:
         kind = graph.leaf_kinds[leaf]
         module = graph.modules[graph.values.module[value]].partition(":")[2]
-        path = f"{module}.{name}" if module and kind in ("parameter", "buffer") else name
+        path = f"{module}.{name}" if module and kind in WEIGHT_KINDS else name
         word = _LEAF_WORDS.get(kind, "constant")
         return f"the {word} `{path}`" if path else f"a {word}"
     maker = graph.values.maker[value]

@@ -120,7 +120,7 @@ class _Outcome:
 
     @property
     def can_be_bisected(self) -> bool:
-        """Whether both programs can be run; what another program dumped has no operations."""
+        """Whether `bisect` can run both programs: a dump has none, and it selects no models."""
         return self.report.models is None and not any(self.report.imported)
 
     @property
@@ -266,10 +266,10 @@ def _pair_names(outcome: _Outcome) -> list[NextStep]:
 def _isolation_steps(outcome: _Outcome) -> list[NextStep]:
     """Return how to separate several faults of programs that `bisect` cannot run."""
     report = outcome.report
-    is_applicable = not (outcome.is_graph or outcome.can_be_bisected or report.isolated)
-    is_applicable = is_applicable and not (report.by_tokens or any(report.imported))
+    is_done = outcome.is_graph or report.isolated
+    is_impossible = report.by_tokens or any(report.imported)
     is_several = len(report.introduced) > 1 and any(map(_is_computed, report.introduced))
-    if not (is_applicable and is_several):
+    if outcome.can_be_bisected or is_done or is_impossible or not is_several:
         return []
     name = _port_name(report)
     folder = beside(report.reference, "whole-tensors", is_folder=True)

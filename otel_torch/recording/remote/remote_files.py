@@ -223,9 +223,10 @@ def takes_urls(
         def read_copies(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             bound = signature.bind(*args, **kwargs)
             with LocalCopies() as copies:
-                for name in bound.arguments.keys() & {*recordings, *folders}:
-                    given = bound.arguments[name]
-                    bound.arguments[name] = copies.local(given, with_folders=name in folders)
+                for name in (*recordings, *folders):
+                    given = bound.arguments.get(name)
+                    if given is not None:
+                        bound.arguments[name] = copies.local(given, with_folders=name in folders)
                 try:
                     return function(*bound.args, **bound.kwargs)
                 except ValueError as error:
