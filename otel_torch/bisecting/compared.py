@@ -14,9 +14,10 @@ import numpy as np
 from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.graph.blame import Origin, find_suspects
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
-from otel_torch.graph.counterparts import Counterpart, is_beside
+from otel_torch.graph.counterparts import is_beside
 from otel_torch.graph.cut import (
     FAR,
+    AnyCounterpart,
     Cut,
     begins_of,
     counterparts_of,
@@ -29,12 +30,19 @@ from otel_torch.graph.ends import EndPair
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts
+from otel_torch.graph.row_counterparts import RowCounterpart
 from otel_torch.graph.states import RIGHT, use_weights_equally
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.graph_values import PUT_LABEL, ValueKey
+from otel_torch.recording.graph_values import (
+    PUT_LABEL,
+    ValueKey,
+    copy_rows,
+    copy_value,
+    file_name,
+)
 
 
 class RankedKey(NamedTuple):
@@ -56,8 +64,38 @@ class Exchange(NamedTuple):
     reference: RankedKey
     axes: Axes | None
 
+    @property
+    def references(self) -> tuple[RankedKey, ...]:
+        """The value of the reference, as one of several."""
+        return (self.reference,)
 
-Exchanges = dict[RankedKey, Exchange]
+    def write(self, kept: Path, target: Path) -> None:
+        """Write what is put in place, if the value was kept in a folder."""
+        source = kept / file_name(*self.reference)
+        if source.exists():
+            copy_value(source, target, self.axes)
+
+
+class RowExchange(NamedTuple):
+    """The rows that are put in the place of some rows of a value of the port: of each value of the
+    reference its rows, and their places.
+    """
+
+    sources: tuple[tuple[RankedKey, tuple[int, ...], tuple[int, ...]], ...]
+
+    @property
+    def references(self) -> tuple[RankedKey, ...]:
+        """The values of the reference that have the rows."""
+        return tuple(reference for reference, _, _ in self.sources)
+
+    def write(self, kept: Path, target: Path) -> None:
+        """Write what is put in place, if the values were kept in a folder."""
+        sources = [(kept / file_name(*own), rows, places) for own, rows, places in self.sources]
+        if all(path.exists() for path, _, _ in sources):
+            copy_rows(sources, target)
+
+
+Exchanges = dict[RankedKey, Exchange | RowExchange]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +103,8 @@ class ComparedRank:
     """One rank of both programs, or one process beside all ranks of the other program.
 
     Attributes:
-        is_divided: The programs divide their work otherwise: ranks have parts and terms of one
-            process's values, or the rows of both are in other batches.
+        is_divided: One program runs in one process, the other one in several, which have parts and
+            terms of its values.
     """
 
     rank: int
@@ -75,7 +113,7 @@ class ComparedRank:
     is_divided: bool = False
 
     @cached_property
-    def counterparts(self) -> dict[int, Counterpart]:
+    def counterparts(self) -> Mapping[int, AnyCounterpart]:
         """What each value of the port that is not right should be, where that is known."""
         return counterparts_of(self.comparison)
 
@@ -149,12 +187,18 @@ class ComparedRank:
     def exchanges(self, cuts: Iterable[Cut]) -> Exchanges:
         """Return the reference's values by those of the port in whose place they are put."""
         return {
-            self.port_key(own.port): Exchange(
-                self.reference_key(own.reference), self._layouts.of(own.reference, own.port)
-            )
-            for cut in cuts
-            for own in cut.exchanges
+            self.port_key(own.port): self._exchange(own) for cut in cuts for own in cut.exchanges
         }
+
+    def _exchange(self, own: AnyCounterpart) -> Exchange | RowExchange:
+        if isinstance(own, RowCounterpart):
+            return RowExchange(
+                tuple(
+                    (self.reference_key(value), rows, places) for value, rows, places in own.sources
+                )
+            )
+        axes = self._layouts.of(own.reference, own.port)
+        return Exchange(self.reference_key(own.reference), axes)
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
         """Return whether a result of the port is right here, and wrong in a trial."""
@@ -296,7 +340,7 @@ def compare_runs(
     noise: ProgramRun | None = None,
     tolerance: float | None = None,
     read: Callable[..., RecordedGraph] = read_graph,
-    exchanges: Mapping[RankedKey, Exchange] = MappingProxyType({}),
+    exchanges: Mapping[RankedKey, Exchange | RowExchange] = MappingProxyType({}),
     *,
     is_one_program: bool = False,
 ) -> ComparedRuns:
@@ -337,8 +381,7 @@ def compare_runs(
             exchanged=_exchanged(recorded, rank, exchanges),
             is_one_program=is_one_program,
         )
-        is_divided = is_split or comparison.has_rows
-        return ComparedRank(rank, recorded, comparison, is_divided)
+        return ComparedRank(rank, recorded, comparison, is_split)
 
     return ComparedRuns(reference, port, tuple(map(compare, common[:1] if is_split else common)))
 
@@ -350,14 +393,16 @@ def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
 
 
 def _exchanged(
-    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, Exchange]
+    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, Exchange | RowExchange]
 ) -> list[tuple[int, int]]:
     """Return the values of reference and port that were exchanged in a rank's recording."""
     reference, port = recorded.map(by_key)
     return [
         (reference[own.reference.value], port[key.value])
         for key, own in exchanges.items()
-        if key.rank == rank and key.value._replace(label=f"{PUT_LABEL}{key.value.label}") in port
+        if isinstance(own, Exchange)
+        and key.rank == rank
+        and key.value._replace(label=f"{PUT_LABEL}{key.value.label}") in port
     ]
 
 

@@ -13,6 +13,7 @@ from otel_torch.bisecting.compared import (
     ComparedRuns,
     Exchange,
     RankedKey,
+    RowExchange,
     compare_runs,
     is_one_beside_several,
 )
@@ -98,7 +99,7 @@ class RecordedPrograms:
         self,
         reference: ProgramRun,
         port: ProgramRun,
-        exchanges: Mapping[RankedKey, Exchange] = MappingProxyType({}),
+        exchanges: Mapping[RankedKey, Exchange | RowExchange] = MappingProxyType({}),
     ) -> ComparedRuns:
         """Compare two runs, with the noise of the reference if that was recorded.
 

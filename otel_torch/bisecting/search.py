@@ -31,9 +31,7 @@ from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
 
 _NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
-_DIVIDED = (
-    "the programs divide their work otherwise, so that no value can be put in the other's place"
-)
+_DIVIDED = "a rank has parts of the other program's values, so no value can be put in its place"
 _FAR = (
     "what comes after it matches with the reference's value, but other places lead there as well, "
     "and may be wrong instead"
@@ -169,11 +167,11 @@ class _Search:
             reason = None if proof else _NO_MEETING if is_hollow else _FAR
             for fault in _healed_by(trial, leading):
                 _add(answer, leading, fault, proof, reason, trial)
-        elif failed:
+        elif failed and any(own[0] in attempt.faults for attempt in attempts):
             unfit = failed[0].unfit
             fault = failed[0].attempt.faults[0]
             _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
-        elif faults:
+        elif faults:  # what cannot be tried is not refuted by others that fail
             _add(answer, leading, own[0], None, _DIVIDED if leading.is_divided else _NO_MEETING)
         return trial
 

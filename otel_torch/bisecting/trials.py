@@ -17,7 +17,7 @@ from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import GraphFault
 from otel_torch.parity.report.wording import short_place
-from otel_torch.recording.graph_values import ValueKey, copy_value, file_name, write_wanted
+from otel_torch.recording.graph_values import ValueKey, file_name, write_wanted
 from otel_torch.recording.metadata import read_metadata
 
 # whole values that one run of the reference may leave on the disk, in bytes
@@ -136,16 +136,15 @@ class Trials:
             for port, own in (self._good | attempt.exchanges).items()
             if port not in without
         }
-        if missing := {own.reference for own in exchanges.values()} - self._kept:
+        needed = {key for own in exchanges.values() for key in own.references}
+        if missing := needed - self._kept:
             self._keep(compared, missing)
         self._count += 1
         folder = self._folder / f"put-{self._count}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for port, own in exchanges.items():
-            kept = self._folder / "kept" / file_name(*own.reference)
-            if kept.exists():
-                copy_value(kept, folder / file_name(*port), own.axes)
+            own.write(self._folder / "kept", folder / file_name(*port))
         where = short_place(compared.leading.finding(attempt.faults[0]))
         run = self._programs.record(
             "port", f"with the reference's value behind {where}", graph_put=str(folder.resolve())
@@ -193,9 +192,9 @@ class Trials:
     def _unfit(self, run: ProgramRun, attempt: Attempt) -> str | None:
         """Return why a value of an attempt could not be put in place, if any could not."""
         for port, own in attempt.exchanges.items():
-            if lost := self._not_kept.get(file_name(*own.reference)):
-                label = own.reference.value.label
-                return f"{label} of the reference could not be kept: {lost}"
+            for reference in own.references:
+                if lost := self._not_kept.get(file_name(*reference)):
+                    return f"{reference.value.label} of the reference could not be kept: {lost}"
             put = _metadata(run, port.rank).get("values_put", {})
             reason = put.get(file_name(*port), "the port did not get there again")
             if reason is not None:

@@ -25,6 +25,11 @@ class Counterpart:
     reference: int
     port: int
 
+    @property
+    def references(self) -> tuple[int, ...]:
+        """The value of the reference, as one of several."""
+        return (self.reference,)
+
 
 def find_counterparts(
     programs: Programs, ends: Iterable[tuple[int, int]]
@@ -251,12 +256,17 @@ def _by_operation(program: ComparedProgram, node: int) -> list[Hashable]:
 
 
 def _by_weight(program: ComparedProgram, node: int) -> list[Hashable]:
-    weights = sorted(_weights(program, node), key=lambda leaf: -program.graph.values.numel[leaf])
-    return [int(program.side.group[leaf]) for leaf in weights[:1]]
+    return [int(program.side.group[leaf]) for leaf in _weights(program, node)[:1]]
 
 
 def _by_weights_alone(program: ComparedProgram, node: int) -> list[Hashable]:
-    """Return the weights that a node applies to one value, if one of them is a matrix.
+    applied = weights_alone(program, node)
+    return [] if applied is None else [frozenset(applied[0])]
+
+
+def weights_alone(program: ComparedProgram, node: int) -> tuple[list[int], int] | None:
+    """Return the groups of weights that a node applies to one value, the largest first, and that
+    value; None where no weight is a matrix.
 
     It makes the same of it in any layout, by a convolution or as a product of windows. A scale says
     less: it may be applied before or after a sum.
@@ -265,18 +275,20 @@ def _by_weights_alone(program: ComparedProgram, node: int) -> list[Hashable]:
     shapes = program.graph.values.shape
     has_matrix = any(sum(size > 1 for size in shapes[leaf]) > 1 for leaf in weights)
     if len(program.reads[node]) != len(weights) + 1 or not has_matrix:
-        return []
-    return [frozenset(int(program.side.group[leaf]) for leaf in weights)]
+        return None
+    (value,) = (read for read in program.reads[node] if _leaf_behind(program, read) not in weights)
+    return [int(program.side.group[leaf]) for leaf in weights], value
 
 
 def _weights(program: ComparedProgram, node: int) -> list[int]:
-    """Return the right leaves that a node reads, in whatever layout."""
+    """Return the right leaves that a node reads, in whatever layout, the largest first."""
     leaves = [_leaf_behind(program, value) for value in program.reads[node]]
-    return [
+    right = [
         leaf
         for leaf in leaves
         if leaf != NOTHING and program.state[leaf] == RIGHT and program.is_informed[leaf]
     ]
+    return sorted(right, key=lambda leaf: -program.graph.values.numel[leaf])
 
 
 def _leaf_behind(program: ComparedProgram, value: int) -> int:

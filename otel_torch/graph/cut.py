@@ -7,7 +7,8 @@ was computed from right values, it is there and nowhere else.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -19,6 +20,7 @@ from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced
+from otel_torch.graph.row_counterparts import RowCounterpart, find_row_counterparts
 from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
@@ -27,6 +29,8 @@ CLOSE_LINES = 12
 # what an exchange can heal, the surest last: code that is too much to read, few lines around the
 # fault, or the fault alone
 FAR, CLOSE, SOLE = range(3)
+
+AnyCounterpart = Counterpart | RowCounterpart
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Cut:
         is_code: The fault is a line of the port, neither a leaf nor something that it leaves out.
     """
 
-    exchanges: tuple[Counterpart, ...]
+    exchanges: tuple[AnyCounterpart, ...]
     region: tuple[int, ...]
     lines: int
     others: tuple[int, ...]
@@ -61,12 +65,14 @@ class Cut:
         return CLOSE if self.is_code and not has_leaves else FAR
 
 
-def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
+def counterparts_of(comparison: GraphComparison) -> Mapping[int, AnyCounterpart]:
     """Return what each value of the port that is not right should be, where that is known.
 
     Values that only parts of fused operations have are left out, and those that a trial has put
     there.
     """
+    if comparison.has_rows:
+        return find_row_counterparts(comparison.programs)
     graphs = comparison.graphs
     ends = [
         (int(graphs[0].ends[pair.reference]), int(graphs[1].ends[pair.port]))
@@ -86,7 +92,7 @@ def counterparts_of(comparison: GraphComparison) -> dict[int, Counterpart]:
 def find_cut(
     comparison: GraphComparison,
     fault: GraphFault,
-    counterparts: dict[int, Counterpart],
+    counterparts: Mapping[int, AnyCounterpart],
     suspects: Set[Origin] | None = None,
 ) -> Cut | None:
     """Return the values to exchange behind a fault; None where the programs do not meet again.
@@ -101,11 +107,15 @@ def find_cut(
     if leaves is not None:
         return Cut((leaves,), (), 0, (), is_leaf=True)
     begins = begins_of(port, fault.port)
-    port_of = {root_of(reference, own.reference): root for root, own in counterparts.items()}
-    first = _first_of(reference, begins_of(reference, fault.reference), port_of.keys())
+    ports_of: dict[int, list[int]] = defaultdict(list)
+    for root, own in counterparts.items():
+        for value in own.references:
+            ports_of[root_of(reference, value)].append(root)
+    first = _first_of(reference, begins_of(reference, fault.reference), ports_of.keys())
     values = _first_of(port, begins, counterparts.keys())
     # what the port leaves out shows in the reference alone
-    values = list(dict.fromkeys([*values, *(port_of[value] for value in first)]))
+    left_out = (root for value in first for root in ports_of[value])
+    values = list(dict.fromkeys([*values, *left_out]))
     if not values:
         return None
     is_suspect = _suspicion(comparison, fault, suspects)
@@ -118,11 +128,12 @@ def find_cut(
     # of several places each may be the fault, and so may what is in doubt
     doubtful = _computed_in_doubt(port, nodes) if elsewhere else set()
     wrong = _wrong_because_of(port, nodes, values, begins, doubtful.union(others))
-    region = tuple(sorted({*wrong, *misplaced.nodes}))
+    region = {*wrong, *misplaced.nodes}
+    region |= _moves_in_doubt(port, nodes, region)
     length = len({_line(port, node) for node in region})
     exchanges = tuple(counterparts[value] for value in values)
     is_code = fault.port is not None and fault.port.leaf == NOTHING
-    return Cut(exchanges, region, length, elsewhere, is_code=is_code)
+    return Cut(exchanges, tuple(sorted(region)), length, elsewhere, is_code=is_code)
 
 
 def _suspicion(
@@ -314,6 +325,19 @@ def _computed_in_doubt(program: ComparedProgram, nodes: set[int]) -> set[int]:
         for node in nodes
         if not is_moving[node] and any(state[made] == DOUBTFUL for made in program.makes[node])
     }
+
+
+def _moves_in_doubt(program: ComparedProgram, nodes: set[int], region: set[int]) -> set[int]:
+    """Return those of some nodes that moved what a region reads, maybe to a wrong place."""
+    is_moving, state = program.graph.nodes.moves, program.state
+    reads = {read for node in region for read in program.reads[node]}
+    moves: set[int] = set()
+    for node in sorted(nodes - region, reverse=True):
+        makes = reads.intersection(program.makes[node])
+        if is_moving[node] and any(state[made] == DOUBTFUL for made in makes):
+            moves.add(node)
+            reads.update(program.reads[node])
+    return moves
 
 
 def _wrong_because_of(

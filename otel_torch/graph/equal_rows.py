@@ -103,8 +103,6 @@ def find_equal_rows(
 def _find(rows: _DistinctRows, theirs: _DistinctRows) -> MatchedRows:
     partners, errors = _nearest(rows, theirs)
     owner, place = rows.of_value
-    tells = rows.limit[place] < _most_limit(rows)
-    owner, place = owner[tells], place[tells]
     values, starts, counts = np.unique(owner, return_index=True, return_counts=True)
     if not len(values):
         return MatchedRows(values, np.zeros(0), values, np.zeros(0), [])
@@ -125,10 +123,10 @@ def _find(rows: _DistinctRows, theirs: _DistinctRows) -> MatchedRows:
 
 
 def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows:
-    """Return the distinct rows of values.
+    """Return the distinct rows of values that tell something.
 
     The error of a value is spread over its rows: one that is small beside the others may be off by
-    more of itself.
+    more of itself. What is off by more than rows are by chance tells nothing.
     """
     is_chosen = chosen[rows.owner]
     owner, content = rows.owner[is_chosen], rows.content[is_chosen]
@@ -138,9 +136,10 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     usual = np.repeat(np.sqrt(squares / np.maximum(counts, 1)), counts)
     width = content.shape[1]
     slack = 1 + DEVIATIONS / math.sqrt(2 * width)
-    is_some = (norms > 0) & np.isfinite(norms) & np.isfinite(usual)
-    owner, content, norms = owner[is_some], content[is_some], norms[is_some]
-    limit = slack * limits[owner] * np.maximum(usual[is_some] / norms, 1.0)
+    with np.errstate(all="ignore"):
+        limit = slack * limits[owner] * np.maximum(usual / norms, 1.0)
+    is_some = (norms > 0) & np.isfinite(norms) & (limit < _most_limit(width))
+    owner, content, norms, limit = owner[is_some], content[is_some], norms[is_some], limit[is_some]
     first, inverse = distinct(content)
     largest = np.zeros(len(first))
     np.maximum.at(largest, inverse, limit)
@@ -153,9 +152,9 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     )
 
 
-def _most_limit(rows: _DistinctRows) -> float:
-    """Return the error from which on rows are equal by chance, and tell nothing."""
-    return float(_CHANCE ** (1 / rows.content.shape[1]))
+def _most_limit(width: int) -> float:
+    """Return the error from which on sketches of rows are equal by chance."""
+    return float(_CHANCE ** (1 / width))
 
 
 def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Floats]:
@@ -165,15 +164,11 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
     """
     partners = np.full(len(rows.norm), NOTHING, np.int64)
     errors = np.full(len(rows.norm), np.inf)
-    most = _most_limit(rows)
-    candidates = np.flatnonzero(others.limit < most)
-    norms = others.norm[candidates]
-    span = np.minimum(np.hypot(rows.limit, others.limit[candidates].max(initial=0.0)), most) * 1.01
-    starts = np.searchsorted(norms, rows.norm * (1 - span))
-    ends = np.searchsorted(norms, rows.norm / (1 - span), side="right")
-    ends = np.where(rows.limit < most, ends, starts)
-    for own, position in in_windows(starts, ends):
-        other = candidates[position]
+    most = _most_limit(rows.content.shape[1])
+    span = np.minimum(np.hypot(rows.limit, others.limit.max(initial=0.0)), most) * 1.01
+    starts = np.searchsorted(others.norm, rows.norm * (1 - span))
+    ends = np.searchsorted(others.norm, rows.norm / (1 - span), side="right")
+    for own, other in in_windows(starts, ends):
         distance = relative_distances(rows.content[own], others.content[other])
         is_equal = distance <= np.hypot(rows.limit[own], others.limit[other])
         own, other, distance = own[is_equal], other[is_equal], distance[is_equal]

@@ -68,7 +68,13 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
     if _groups(programs[0], sources[0]) == _groups(programs[1], sources[1]):
         return Misplaced(nodes=frozenset(moves[1]))
     known = _groups(programs[0], _ancestors(programs[0], reads[0]))
-    leaves = (value for value in _ancestors(programs[1], reads[1]) if programs[1].maker[value] < 0)
+    # positions and lengths of another batch are never those of the reference
+    leaves = (
+        value
+        for value in _ancestors(programs[1], reads[1])
+        if programs[1].maker[value] < 0
+        and (programs[1].is_informed[value] or not comparison.has_rows)
+    )
     return Misplaced(
         leaves=frozenset(
             leaf

@@ -135,6 +135,8 @@ def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bo
                 _sizes_made_with(program, value)
             )
     common = uses[0].keys() & uses[1].keys()
+    if not common:  # one of them may have all weights in one
+        return not any(map(_has_own_input, programs))
     measure: Callable[[list[int]], object] = sorted if any(map(_has_own_input, programs)) else len
     unequal = sum(measure(uses[0][group]) != measure(uses[1][group]) for group in common)
     return 2 * unequal <= len(common)

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,8 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 WANTED = "wanted"
 # before the label of a value, that of what was put in its place
 PUT_LABEL = "put "
-# in the header of a value that is put: an axis of it, and the same axis of the port's value
-AXES = "axes"
+# in the header of a value that is put: an axis of it, and the same axis of the port's value; or the
+# rows of the port's value in whose place its own are put
+AXES, PLACES = "axes", "places"
 
 
 class ValueKey(NamedTuple):
@@ -71,3 +73,28 @@ def copy_value(source: Path, target: Path, axes: tuple[int, int] | None) -> None
         header = read_header(original)
         write_header(copy, {**header, "__metadata__": {AXES: json.dumps(axes)}})
         shutil.copyfileobj(original, copy)
+
+
+def copy_rows(sources: Sequence[tuple[Path, Sequence[int], Sequence[int]]], target: Path) -> None:
+    """Write rows of some values' files into the file of rows that are to be put into another value.
+
+    Args:
+        sources: Each a file, which of its rows along the last axis, and their places in the value.
+    """
+    content: list[bytes] = []
+    places: list[int] = []
+    for path, rows, own_places in sources:
+        with path.open("rb") as file:
+            ((name, entry),) = read_header(file).items()
+            table = file.read()
+        size = len(table) // math.prod(entry["shape"][:-1])
+        content += (table[row * size : (row + 1) * size] for row in rows)
+        places += own_places
+    header = {
+        "dtype": entry["dtype"],
+        "shape": [len(places), entry["shape"][-1]],
+        "data_offsets": [0, sum(map(len, content))],
+    }
+    with target.open("wb") as file:
+        write_header(file, {name: header, "__metadata__": {PLACES: json.dumps(places)}})
+        file.writelines(content)

@@ -15,6 +15,7 @@ answer (`judge.py`), and one command prints all corpora:
 | `later` | the same, written later, without sight of the comparison |
 | `latest` | a third round of these |
 | `newest` | a fourth round |
+| `fifth` | a fifth one |
 | `layouts` | one process against the ranks of the same model |
 | `later_layouts` | other layouts and faults, written without sight of the comparison |
 | `engines` | transformers against vLLM |
@@ -33,16 +34,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.corpora.scores import Corpus
 
+# families and faults that were written at different times
+ROUNDS = ("unseen", "later", "latest", "newest", "fifth")
 # imported only when asked for: most need a framework
 CORPORA = {
     "small": "tests.corpora.small.cases",
     "causes": "tests.corpora.causes.cases",
     "libraries": "tests.corpora.causes.cases",
     "training": "tests.corpora.training.cases",
-    "unseen": "tests.corpora.unseen.cases",
-    "later": "tests.corpora.unseen.cases",
-    "latest": "tests.corpora.unseen.cases",
-    "newest": "tests.corpora.unseen.cases",
+    **dict.fromkeys(ROUNDS, "tests.corpora.unseen.cases"),
     "layouts": "tests.corpora.layouts.cases",
     "later_layouts": "tests.corpora.layouts.later",
     "engines": "tests.corpora.engines.cases",

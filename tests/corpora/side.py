@@ -17,16 +17,15 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
+from tests.corpora import ROUNDS
+
 # each has `side(name, side, variant, seed)`, which yields the program as a function without
 # arguments, and undoes all patches on exit
 BUILDERS = {
     "small": "tests.corpora.small.bugs",
     "causes": "tests.corpora.causes.faults",
     "training": "tests.corpora.training.kept_back",
-    "unseen": "tests.corpora.unseen.programs",
-    "later": "tests.corpora.unseen.programs",
-    "latest": "tests.corpora.unseen.programs",
-    "newest": "tests.corpora.unseen.programs",
+    **dict.fromkeys(ROUNDS, "tests.corpora.unseen.programs"),
     "ports": "tests.fastvideo.ports.program",
 }
 

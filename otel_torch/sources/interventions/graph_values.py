@@ -16,6 +16,7 @@ import torch
 from otel_torch import torch_private
 from otel_torch.recording.graph_values import (
     AXES,
+    PLACES,
     WANTED,
     ValueKey,
     file_name,
@@ -102,8 +103,11 @@ class GraphValues:
         """Write a stored value into a tensor; return the reason if that is not possible."""
         try:
             with torch.no_grad():
-                stored, axes = _load(path)
-                value = conform(stored, tensor, axes)
+                stored, axes, places = _load(path)
+                if places is None:
+                    value = conform(stored, tensor, axes)
+                else:
+                    value = _with_rows(tensor, stored, places)
                 if difference := _first_difference(value, tensor):
                     self.differed[path.name] = difference
                 _write(tensor, value)
@@ -154,13 +158,29 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _load(path: Path) -> tuple[torch.Tensor, tuple[int, int] | None]:
-    """Return a stored value, and an axis of it with the same one of what it replaces, if known."""
+def _with_rows(tensor: torch.Tensor, rows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """Return a copy of a tensor with other rows along its last axis.
+
+    Raises:
+        CannotConform: The rows are of another length.
+    """
+    if rows.shape[-1] != tensor.shape[-1]:
+        raise CannotConform("shape")
+    value = tensor.detach().clone(memory_format=torch.contiguous_format)
+    value.view(-1, value.shape[-1])[places] = rows.to(device=value.device, dtype=value.dtype)
+    return value
+
+
+def _load(path: Path) -> tuple[torch.Tensor, tuple[int, int] | None, list[int] | None]:
+    """Return a stored value, an axis of it with the same one of what it replaces, if known, and
+    which rows of that are replaced, if not all.
+    """
     with path.open("rb") as file:
         header = read_header(file)
         content = bytearray(file.read())
-    entry, axes = header[_KEY], json.loads(header.get("__metadata__", {}).get(AXES, "null"))
+    entry, metadata = header[_KEY], header.get("__metadata__", {})
+    axes, places = (json.loads(metadata.get(name, "null")) for name in (AXES, PLACES))
     dtype = next(dtype for dtype, name in _DTYPES.items() if name == entry["dtype"])
     if not content:
-        return torch.empty(entry["shape"], dtype=dtype), axes
-    return torch.frombuffer(content, dtype=dtype).reshape(entry["shape"]), axes
+        return torch.empty(entry["shape"], dtype=dtype), axes, places
+    return torch.frombuffer(content, dtype=dtype).reshape(entry["shape"]), axes, places

@@ -19,10 +19,9 @@ from types import ModuleType
 
 import torch
 
+from tests.corpora import ROUNDS
 from tests.corpora.case import Line, Lines
 
-# families that were written at different times
-ROUNDS = ("unseen", "later", "latest", "newest")
 FOLDERS = tuple(Path(__file__).parents[1] / name for name in ROUNDS)
 
 
