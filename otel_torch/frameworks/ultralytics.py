@@ -36,10 +36,7 @@ def _watch_inference(module: ModuleType) -> None:
     _warm_up(module.AutoBackend, "warmup")
 
 
-def uninstall() -> None:
-    """Restore the functions."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {
     "ultralytics.utils.torch_utils": _watch_profiling,
