@@ -98,7 +98,6 @@ class RegionEntry:
                 closer.wake_or_flush()
 
     def make_scope(self) -> Scope:
-        """Return the region as an ended scope."""
         label = self.label
         attributes = label.attributes.copy()
         scope = Scope("region", label.span_name, True, attributes, self.start_ns, self.end_ns)
@@ -197,7 +196,6 @@ class RegionCloser:
     # -- sinks
 
     def connect(self, sinks: Sequence[Sink]) -> None:
-        """Close regions in `sinks` from now on."""
         self._sinks = list(sinks)
         self.can_defer = bool(sinks) and all(sink.accepts_deferred_regions for sink in sinks)
         self.reconnect_spans()
@@ -314,7 +312,6 @@ class RegionCloser:
 
     @property
     def has_pending(self) -> bool:
-        """Whether the device time of an ended region is not known yet."""
         return bool(self._awaiting_device)
 
     def drain(self, deadline: float) -> None:

@@ -129,7 +129,6 @@ class NonFiniteOrigin(Source):
 
     @property
     def _is_over(self) -> bool:
-        """Whether the origin is known as well as it will be."""
         return self.origin is not None and self.origin.producer != UNRECORDED
 
     def examine(self, call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> None:

@@ -84,7 +84,6 @@ class NonFiniteWatch(Source):
                 )
 
     def uninstall(self) -> None:
-        """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
 
