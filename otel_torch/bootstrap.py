@@ -334,7 +334,6 @@ class RunningSession:
             _guarded(source.finish, f"the report of {type(source).__qualname__}")()
 
     # -- what only some settings need
-    # ----------------------------------------------------------------------------------------------
 
     def _make_isolation(self, events: RunEvents) -> Isolation | None:
         if self.settings.isolate is None:
@@ -408,7 +407,6 @@ class RunningSession:
         return NonFiniteWatch(self.nonfinite_origin.observe_unrecorded, events)
 
     # -- sinks
-    # ----------------------------------------------------------------------------------------------
 
     def _make_sinks(self) -> list[Sink]:
         """Make the sinks for this process's place in the job.

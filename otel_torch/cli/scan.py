@@ -14,7 +14,6 @@ from otel_torch.scanning.scan import Scan, read_settings, scan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch scan`."""
     parser.add_argument(
         "target",
         metavar="TARGET",

@@ -20,7 +20,6 @@ from otel_torch.show.selection import Selection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch show`."""
     parser.add_argument(
         "recordings",
         metavar="RECORDING",

@@ -24,7 +24,6 @@ from otel_torch.show.watched import WatchedFolder, WatchedRecording
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch watch`."""
     parser.add_argument(
         "recording",
         metavar="RECORDING",

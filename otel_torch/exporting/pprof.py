@@ -70,7 +70,6 @@ class _Profile:
             self._end_ns = max(self._end_ns, times.end_ns)
 
     def finish(self) -> bytes:
-        """Return the message."""
         for kind, unit in _VALUES:
             self._message.sample_type.add(type=self._text(kind), unit=self._text(unit))
         self._message.default_sample_type = self._text(_DEFAULT)

@@ -15,5 +15,4 @@ def read_assets(package: str, *names: str) -> str:
 
 
 def shared_assets(*names: str) -> str:
-    """Return files that pages share."""
     return read_assets("otel_torch.rendering", *names)

@@ -83,7 +83,6 @@ def _summarize(scanned: ScannedForward) -> list[str]:
 
 
 # -- costs
-# --------------------------------------------------------------------------------------------------
 
 # signal, prefix of its fields in `Cost`, label
 _SIGNALS = (
@@ -142,7 +141,6 @@ def _disk_bytes(estimate: CostEstimate, settings: Settings) -> int:
 
 
 # -- the table of calls
-# --------------------------------------------------------------------------------------------------
 
 
 def _format_calls(calls: list[ScannedCall], color: bool, width: int | None) -> str:

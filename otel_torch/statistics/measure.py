@@ -161,7 +161,6 @@ def measure(tensor: Tensor, columns: Sequence[str] = SCALARS) -> Measurement:
 
 @unobserved
 def _measure_any(tensor: Tensor, plan: _RowPlan) -> Measurement:
-    """Measure a tensor of any kind."""
     unwrapped = Unwrapped(None, -1, None)
     try:
         unwrapped = unwrap(tensor)

@@ -157,5 +157,4 @@ def _rows_of_tensor(numbers: Tensor) -> Sequence[Sequence[float] | Tensor]:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """Return the widest float of a device."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -200,7 +200,6 @@ class Isolation(Source):
         return self._ready
 
     def uninstall(self) -> None:
-        """Remove all hooks."""
         remove_hooks(self._attached, _InputHook.name(), _OutputHook.name())
         self._attached.clear()
 

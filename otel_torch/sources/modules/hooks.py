@@ -334,7 +334,6 @@ def _end_session_hooks(module: nn.Module) -> None:
 
 
 def has_hook(module: nn.Module, name: str) -> bool:
-    """Return whether a module has a forward hook of that name."""
     manager = _managers.get(id(module))
     return manager is not None and name in manager.module_hooks
 
@@ -373,11 +372,9 @@ class _HookList(TorchHook):
         self.set(hooks, post_calls)
 
     def set(self, hooks: Sequence[ForwardHook], post_calls: Sequence[ForwardHook] = ()) -> None:
-        """Call these hooks from now on."""
         self.hooks, self.post_calls = tuple(hooks), tuple(post_calls)
 
     def register(self, module: nn.Module) -> Any:
-        """Register with torch and return torch's handle."""
         raise NotImplementedError
 
 

@@ -78,7 +78,6 @@ class _OutputObserver(SessionHook):
 
     @torch_private.keep_out_of_frames
     def observe_output(self, output: Any) -> None:
-        """Observe an output in Python."""
         self._activations.on_output(self._site, output)
 
 
@@ -103,7 +102,6 @@ class _InputObserver(_OutputObserver):
 
     @torch_private.keep_out_of_frames
     def observe_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Observe inputs in Python."""
         self._activations.on_inputs(self._site, args, kwargs)
 
 
@@ -199,11 +197,9 @@ class Activations(Source):
             return False
 
     def is_observed(self, module: nn.Module) -> bool:
-        """Return whether the calls of a module are observed."""
         return module in self._attached
 
     def uninstall(self) -> None:
-        """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
         self._gradient_observer.remove_hooks()
@@ -213,7 +209,6 @@ class Activations(Source):
     # -- calls
 
     def on_inputs(self, site: ModuleSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the inputs of a module that is about to run."""
         try:
             call = self._calls.make(site)
             if call is None:
@@ -228,7 +223,6 @@ class Activations(Source):
             self._measurer.report_failure(site.model.name, error)
 
     def on_output(self, site: ModuleSite, output: Any) -> None:
-        """Record the output of a module that has run."""
         try:
             if not self._inputs:
                 call = self._calls.make(site)
@@ -289,7 +283,6 @@ class Activations(Source):
             notify(call, tensors)
 
     def _parameter_names_of(self, site: ModuleSite) -> list[str]:
-        """Return the parameter names of the forward of a site's module."""
         module = site.module()
         if module is None:
             return []

@@ -259,7 +259,6 @@ class Operations(Source):
             )
 
     def uninstall(self) -> None:
-        """Remove all hooks."""
         for handle in self._attached.values():
             handle.remove()
         remove_hooks(self._attached, _HOOK)

@@ -100,7 +100,6 @@ class DeadUnits:
                 self._attached[module] = True
 
     def uninstall(self) -> None:
-        """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
         self._sizes.clear()
