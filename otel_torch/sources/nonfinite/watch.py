@@ -7,7 +7,7 @@ later step has it too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -89,12 +89,7 @@ class NonFiniteWatch(Source):
 
     def on_output(self, model: Model, output: Any) -> None:
         """Measure what an outermost forward of `model` returned, if it is not recorded."""
-        try:
-            if model.forward_context is not None and not model.forward_context.recording:
-                for label, tensor in walk(output, "out"):
-                    self._measure(model, label, tensor)
-        except Exception as error:
-            _report_failure(model, error)
+        self._watch(model, lambda: walk(output, "out"))
 
     def on_compiled_tensors(
         self,
@@ -105,21 +100,22 @@ class NonFiniteWatch(Source):
         differentiable: bool,
     ) -> None:
         """Measure what a compiled root returned, if its forward is not recorded."""
-        try:
-            context = site.model.forward_context
-            if context is not None and not context.recording:
-                for label, tensor in tensors:
-                    self._measure(site.model, label, tensor)
-        except Exception as error:
-            _report_failure(site.model, error)
+        self._watch(site.model, lambda: tensors)
 
-    def _measure(self, model: Model, label: str, tensor: torch.Tensor) -> None:
-        context = model.forward_context
-        assert context is not None
-        measured = measure(tensor, RANGE)
-        if measured.row is not None:
-            place = context.step, 0, context.loop, context.phase, context.branch
-            self._pending.append((RecordedCall(model.name, "", *place), label, measured))
+    def _watch(
+        self, model: Model, tensors_of: Callable[[], Iterable[tuple[str, torch.Tensor]]]
+    ) -> None:
+        try:
+            context = model.forward_context
+            if context is None or context.recording:
+                return
+            for label, tensor in tensors_of():
+                measured = measure(tensor, RANGE)
+                if measured.row is not None:
+                    place = context.step, 0, context.loop, context.phase, context.branch
+                    self._pending.append((RecordedCall(model.name, "", *place), label, measured))
+        except Exception as error:
+            say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")
 
     def collect(self) -> None:
         """Report the measurements that have reached the host, and start reading the new ones."""
@@ -135,7 +131,3 @@ class NonFiniteWatch(Source):
                     self._report(call, label, row)
         except Exception as error:
             say_once(f"the outputs of a step were not watched: {type(error).__name__}: {error}")
-
-
-def _report_failure(model: Model, error: Exception) -> None:
-    say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")
