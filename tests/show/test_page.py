@@ -329,7 +329,6 @@ def test_several_recordings_need_a_page(recording, capsys):
 
 
 # -- the timeline
-# --------------------------------------------------------------------------------------------------
 
 
 def test_the_outcome_is_what_matters(recording, page):
@@ -417,7 +416,6 @@ def test_a_timeline_never_draws_two_spans_in_one_place():
 
 
 # -- safety
-# --------------------------------------------------------------------------------------------------
 
 
 def test_no_name_runs_in_a_page(recording, page, tmp_path):
@@ -501,7 +499,6 @@ def test_a_page_needs_no_further_package(recording, page, monkeypatch):
 
 
 # -- the grid
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cells_in_memory", [1 << 20, 100, 1])
