@@ -18,7 +18,7 @@ import msgspec
 from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
-from otel_torch.recording.rows import Row
+from otel_torch.recording.rows import Row, spell_numbers
 from otel_torch.records import json_safe
 from otel_torch.rendering.table import as_given, escape
 from otel_torch.show.combined import is_number
@@ -186,7 +186,7 @@ def _span_events(spans: Iterable[Span], layout: _TraceLayout) -> Iterator[TraceE
     for span, thread in zip(spans, layout.threads, strict=False):
         position = {"pid": layout.process_ids[span.process], "tid": thread}
         arguments = {
-            **_json_safe_values(span.attributes),
+            **spell_numbers(span.attributes),
             "trace_id": span.trace,
             "span_id": span.id,
             "parent_span_id": span.parent,
@@ -210,7 +210,7 @@ def _span_events(spans: Iterable[Span], layout: _TraceLayout) -> Iterator[TraceE
                 "cat": event.name,
                 "ts": layout.timestamp(event.time_ns),
                 **position,
-                "args": _json_safe_values(event.attributes),
+                "args": spell_numbers(event.attributes),
             }
 
 
@@ -219,10 +219,6 @@ def _event_name(name: str, attributes: dict[str, Any]) -> str:
     if module is None:
         return name
     return f"{module or '(root)'} {attributes.get('torch.tensor', '')}"
-
-
-def _json_safe_values(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: json_safe(value) for name, value in attributes.items()}
 
 
 _StepKey = tuple[Any, ...]  # (model, loop, step) or (loop, step)

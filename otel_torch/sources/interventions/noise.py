@@ -77,14 +77,12 @@ class NoisyResults:
 class _LeafHook(SessionHook):
     """Adds noise to the output of one leaf module."""
 
+    hook_name = _HOOK
+
     def __init__(self, seed: int, path: str) -> None:
         # 32 bits, the most that torch's CPU generator uses
         digest = hashlib.blake2b(f"{seed} {path}".encode(), digest_size=4).digest()
         self._path, self._noise = path, _Noise(int.from_bytes(digest, "little"))
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():

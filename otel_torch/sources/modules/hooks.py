@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
 import torch
@@ -67,6 +67,12 @@ class SessionHook(ForwardHook):
     """A hook of the session, which also runs around forwards that the program calls directly."""
 
     __slots__ = ()
+
+    hook_name: ClassVar[str]
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.hook_name
 
 
 class TorchHook:

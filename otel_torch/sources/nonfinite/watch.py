@@ -36,13 +36,11 @@ Report = Callable[[RecordedCall, str, Row], None]
 class _RootHook(SessionHook):
     """Sees the outputs of a model's root."""
 
+    hook_name = _HOOK
+
     def __init__(self, watch: NonFiniteWatch, site: ModuleSite) -> None:
         self._watch, self._site = watch, site
         self._number = compiled.site_tensor(site, watch)
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():

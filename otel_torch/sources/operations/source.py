@@ -49,12 +49,10 @@ End = tuple[str, torch.Tensor, str | None]
 class _CallHook(SessionHook):
     """Numbers the calls of a module, and takes what an outermost one returns."""
 
+    hook_name = _HOOK
+
     def __init__(self, capture: GraphCapture, site: ModuleSite) -> None:
         self._capture, self._site = capture, site
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any

@@ -55,6 +55,7 @@ class _OutputObserver(SessionHook):
     """Observes the outputs of one module."""
 
     __slots__ = ("_activations", "_leave", "_place", "_site", "_site_tensor")
+    hook_name = _HOOK
 
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
@@ -62,10 +63,6 @@ class _OutputObserver(SessionHook):
         self._leave = activations.native.leave
         self._place = activations.native.place_of(site)
         self._site_tensor = compiled.site_tensor(site, activations)
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         # the cheapest question that the compiler answers with True
