@@ -45,10 +45,6 @@ def _ignore_symbols(backend: Any, call: Callable[..., Any]) -> Callable[..., Any
     return run
 
 
-def _watch_symbolic_calls(module: ModuleType) -> None:
-    _patches.replace(module, "compute_output_spec", _learning_shapes())
-
-
 def _watch_layers(module: ModuleType) -> None:
     global _layer_class
     if issubclass(module.Layer, nn.Module):  # Keras runs on torch
@@ -79,6 +75,8 @@ def _parts(module: nn.Module) -> dict[str, nn.Module] | None:
 uninstall = _patches.restore
 
 HOOKS = {
-    "keras.src.backend.torch.core": _watch_symbolic_calls,
+    "keras.src.backend.torch.core": lambda module: _patches.replace(
+        module, "compute_output_spec", _learning_shapes()
+    ),
     "keras.src.layers.layer": _watch_layers,
 }

@@ -113,10 +113,6 @@ def _watch_optimizers(module: ModuleType) -> None:
         _patches.after(cls, "step", lambda optimizer: training_loops.copied_back())
 
 
-def _watch_shards(module: ModuleType) -> None:
-    _patches.after(module.DistributedOptimizer, "__init__", _follow)
-
-
 def uninstall() -> None:
     """Restore the optimizers, and forget their copies."""
     _patches.restore()
@@ -126,5 +122,7 @@ def uninstall() -> None:
 
 HOOKS = {
     "megatron.core.optimizer.optimizer": _watch_optimizers,
-    "megatron.core.optimizer.distrib_optimizer": _watch_shards,
+    "megatron.core.optimizer.distrib_optimizer": lambda module: _patches.after(
+        module.DistributedOptimizer, "__init__", _follow
+    ),
 }
