@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from otel_torch.sources.events import RunEvents
     from otel_torch.sources.interventions.graph_values import GraphValues
     from otel_torch.sources.interventions.isolation import Isolation
+    from otel_torch.sources.models.model import Model, ModuleSite
     from otel_torch.sources.nonfinite.watch import NonFiniteWatch
     from otel_torch.sources.operations.source import GraphCapture
     from otel_torch.sources.tensors.operations import Operations
@@ -162,7 +163,6 @@ class RunningSession:
 
     def __init__(self, settings: Settings, overrides: dict[str, str]) -> None:
         # Sources import torch, whose import may have brought us here: load them only now.
-        from otel_torch.sources.attach_hooks import HookAttacher
         from otel_torch.sources.events import RunEvents
         from otel_torch.sources.interventions.noise import Jitter
         from otel_torch.sources.interventions.upcast import Upcast
@@ -195,9 +195,9 @@ class RunningSession:
         self.isolation = self._make_isolation(events)
         # where operations are recorded, they get the noise themselves
         noise = settings.noise if "graph" not in settings.capture else None
-        jitter = Jitter(noise) if noise is not None else None
-        upcast = Upcast() if settings.upcast != "off" else None
-        operations = self._make_operations(events)
+        self.jitter = Jitter(noise) if noise is not None else None
+        self.upcast = Upcast() if settings.upcast != "off" else None
+        self.operations = self._make_operations(events)
         self.graph_values: GraphValues | None = None
         self.graph_capture = self._make_graph_capture(events)
         self.training_health = self._make_training_health(events)
@@ -207,34 +207,24 @@ class RunningSession:
             self.session,
             events,
             report=None if cadence is None else cadence.observe,
-            operations=operations if settings.on_nonfinite == "zoom" else None,
+            operations=self.operations if settings.on_nonfinite == "zoom" else None,
         )
         self._observe_tokens(events)
-        nonfinite_watch = self._make_nonfinite_watch(events)
+        self.nonfinite_watch = self._make_nonfinite_watch(events)
         reader.observers.append(self.nonfinite_origin.observe)
         if self.law_watch is not None:
             reader.observers.append(self.law_watch.observe)
-        HookAttacher(  # subscribes to `events`, which keeps it
-            self.session,
-            events,
-            self.activations,
-            self.inventory,
-            isolation=self.isolation,
-            jitter=jitter,
-            upcast=upcast,
-            operations=operations,
-            nonfinite_watch=nonfinite_watch,
-        )
+        events.modules_found.append(self._attach_hooks)
         ranges = _RecordFunctionRanges() if settings.regions.patterns else None
         optional = (
             self.isolation,
-            jitter,
-            upcast,
-            operations,
+            self.jitter,
+            self.upcast,
+            self.operations,
             self.graph_capture,
             self.training_health,
             self.law_watch,
-            nonfinite_watch,
+            self.nonfinite_watch,
             ranges,
         )
         self.sources: list[Source] = [
@@ -258,6 +248,37 @@ class RunningSession:
         self._sigterm.install()
         recorder = self.session.recorder
         self._restore_os_exit = end_before_os_exit(self._end_process, lambda: recorder.is_in_use)
+
+    def _attach_hooks(self, model: Model, sites: list[ModuleSite]) -> None:
+        """Attach every hook that the new `sites` of a model need.
+
+        Hooks nest: what is attached first runs outermost. Isolation replaces inputs after the
+        observers saw them and outputs after the observers saw those, so its two hooks surround
+        theirs.
+        """
+        settings = self.settings
+        # A rank that neither writes nor exports gets no hook.
+        is_recorded = settings.activations and any(
+            sink.has_destination for sink in self.session.recorder.sinks
+        )
+        selected = self.activations.selection.sites(model, sites) if is_recorded else []
+        if self.isolation is not None:
+            self.isolation.attach_around(model, selected)
+        if is_recorded:
+            self.activations.attach(model, sites)
+            if "parity" in settings.capture:
+                self.inventory.add(model, sites, self.activations.is_observed)
+        if self.isolation is not None:
+            self.isolation.attach_within(model, selected)
+        if self.jitter is not None and settings.activations:
+            # On every rank, recorded or not, or the ranks would diverge.
+            self.jitter.attach(model, sites)
+        if self.upcast is not None and settings.activations:
+            self.upcast.attach(model, sites)
+        if self.operations is not None:
+            self.operations.attach(model, selected)
+        if self.nonfinite_watch is not None and selected:
+            self.nonfinite_watch.attach(model, sites)
 
     def _is_in_session(self) -> bool:
         """Return whether this thread holds a lock that `stop` needs, or is in `stop` itself."""
@@ -334,7 +355,6 @@ class RunningSession:
             _guarded(source.finish, f"the report of {type(source).__qualname__}")()
 
     # -- what only some settings need
-    # ----------------------------------------------------------------------------------------------
 
     def _make_isolation(self, events: RunEvents) -> Isolation | None:
         if self.settings.isolate is None:
@@ -408,7 +428,6 @@ class RunningSession:
         return NonFiniteWatch(self.nonfinite_origin.observe_unrecorded, events)
 
     # -- sinks
-    # ----------------------------------------------------------------------------------------------
 
     def _make_sinks(self) -> list[Sink]:
         """Make the sinks for this process's place in the job.

@@ -42,7 +42,6 @@ SELECTIONS = (
 
 
 # -- reading
-# --------------------------------------------------------------------------------------------------
 
 
 def rows(page: str, part: str) -> list[list[str]]:
@@ -99,7 +98,6 @@ def senders(ranks: int, which: str, per_node: float) -> int:
 
 
 # -- computing
-# --------------------------------------------------------------------------------------------------
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[object]], left_columns: int = 1) -> str:
@@ -420,7 +418,6 @@ def made(page: str) -> str:
 
 
 # -- tests
-# --------------------------------------------------------------------------------------------------
 
 
 def test_every_computed_figure_is_what_the_inputs_come_to() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -98,7 +97,6 @@ class Cache:
         self._stop_guarding: Callable[[], None] = lambda: None
 
     # -- attaching
-    # ----------------------------------------------------------------------------------------------
 
     @gc_paused()
     def attach(self, model: nn.Module) -> Cache:
@@ -144,16 +142,10 @@ class Cache:
             )
         return self.cache
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     # -- caching
-    # ----------------------------------------------------------------------------------------------
 
     def add(self, provider: str, value: Any) -> None:
         """Cache a value under nnsight's name for it, `<module>.output` or `<module>.input`.
@@ -249,7 +241,6 @@ class Cache:
 
 
 # -- hooks
-# --------------------------------------------------------------------------------------------------
 
 
 class _OpenCalls(threading.local):

@@ -46,7 +46,6 @@ class CacheDict(Mapping[str, "CacheDict"]):
         self.add_names(names)
 
     # -- filling
-    # ----------------------------------------------------------------------------------------------
 
     def add_names(self, names: Iterable[str]) -> None:
         """Add modules of the model, and the modules that contain them."""
@@ -72,7 +71,6 @@ class CacheDict(Mapping[str, "CacheDict"]):
         return None
 
     # -- reading
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def calls(self) -> list[CacheEntry]:
@@ -194,7 +192,6 @@ class CacheDict(Mapping[str, "CacheDict"]):
         return resolved is not None and with_root(resolved) in list(self)
 
     # -- printing
-    # ----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         rows = []
@@ -220,7 +217,6 @@ class CacheDict(Mapping[str, "CacheDict"]):
         return f"<pre>{html.escape(repr(self))}</pre>"
 
     # -- on disk
-    # ----------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write all calls from here down to a safetensors file.

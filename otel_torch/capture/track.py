@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 from weakref import ref
 
@@ -54,16 +53,10 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.unregister()
 
     # -- registering
-    # ----------------------------------------------------------------------------------------------
 
     def register(
         self, module: nn.Module, name: str = "", grad: bool = True, *, parameters: bool = False
@@ -144,7 +137,6 @@ class Tracker:
         self.stashes.clear()
 
     # -- events
-    # ----------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
         """Stash an event. Never raises."""
@@ -197,7 +189,6 @@ class Tracker:
             )
 
     # -- reading
-    # ----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         handles = sum(1 + hook.grad for _, hook in self._hooks) + len(self._handles)

@@ -47,7 +47,6 @@ _EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch bisect`."""
     parser.usage, parser.epilog = _USAGE, _EPILOG
     narrower = parser.add_argument_group("what is compared")
     narrower.add_argument(

@@ -35,7 +35,6 @@ _EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch diff`."""
     parser.usage = (
         "otel-torch diff [options] REFERENCE PORT\n"
         "       otel-torch diff [options] RECORDING --models REFERENCE PORT"

@@ -395,7 +395,6 @@ def next_steps(results: Sequence[CheckResult]) -> list[NextStep]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch doctor`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

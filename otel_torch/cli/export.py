@@ -18,7 +18,6 @@ SCHEMA = "otel_torch.export/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch export`."""
     parser.epilog = "Give one target or several. Exit status: 0 written, 2 bad input."
     parser.add_argument(
         "recording",

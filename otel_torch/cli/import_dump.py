@@ -9,7 +9,6 @@ from otel_torch.rendering.progress import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch import`."""
     parser.description = (
         "Make a recording of tensors that a program without torch dumped (.npy, .npz, "
         "safetensors), for `otel-torch diff`."

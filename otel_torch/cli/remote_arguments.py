@@ -20,7 +20,6 @@ class _FolderUrl(_Url):
 
 
 def path_or_url(text: str) -> str:
-    """Return the argument of a recording, or of a folder of them, for argparse."""
     return _Url(text) if is_url(text) else text
 
 

@@ -36,13 +36,11 @@ _FORMATS: dict[str, tuple[Callable[[Report, Path, str], None], str]] = {
 
 
 def add_report_files(group: argparse._ArgumentGroup) -> None:
-    """Add an option for each format."""
     for name, (_, help_text) in _FORMATS.items():
         group.add_argument(f"--{name}", metavar="FILE", help=help_text)
 
 
 def report_files(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the files that were asked for."""
     yield from filter(None, (getattr(arguments, name) for name in _FORMATS))
 
 

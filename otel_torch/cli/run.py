@@ -15,7 +15,6 @@ from otel_torch.process.recorded_child import enable_recording
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch run`."""
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+from otel_torch.cli.main import BadInput
 from otel_torch.process.console import say
 from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.table import supports_color, terminal_size, write_line
@@ -14,7 +15,6 @@ from otel_torch.scanning.scan import Scan, read_settings, scan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch scan`."""
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -62,9 +62,7 @@ def _positive(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report. Return 0, or 2 after one line on stderr if the input is bad, the forward
-    fails or nothing is selected.
-    """
+    """Print the report. Return 0, or 2 if the forward fails after a call."""
     os.environ["OTEL_TORCH_ENABLED"] = "0"  # code that is loaded for the scan is not recorded
     overrides = {}
     for name in ("modules", "exclude"):
@@ -83,12 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         result = scan(target, *args, **kwargs).with_settings(settings)
     problem = f"the forward of {result.model} failed {result.ended}" if result.failed else None
     if problem is not None and len(result.calls) <= 1:
-        say(problem)
-        return 2
+        raise BadInput(problem)
     empty_selection = _describe_empty_selection(result)
     if empty_selection is not None:
-        say(empty_selection)
-        return 2
+        raise BadInput(empty_selection)
     if arguments.json:
         write_line(sys.stdout, json.dumps(result.as_json(), allow_nan=False))
     else:

@@ -24,7 +24,6 @@ SCHEMA = "otel_torch.send/1"
 
 
 def parse_rate(text: str) -> RateLimit:
-    """Parse the argument of `--rate`."""
     try:
         return RateLimit.parse(text)
     except ValueError as error:
@@ -32,7 +31,6 @@ def parse_rate(text: str) -> RateLimit:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch send`."""
     parser.description = (
         "Deliver OTLP JSON, written by OTEL_TORCH_OTLP_FILE or any file exporter, to the "
         "endpoint of the standard OTEL_EXPORTER_OTLP_* variables. What was acknowledged is stored "

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from otel_torch.cli.main import BadInput
 from otel_torch.cli.remote_arguments import folder_or_url, path_or_url
 from otel_torch.process.console import say
-from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.recordings_folder import recordings_of
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import write_line
@@ -20,7 +20,6 @@ from otel_torch.show.selection import Selection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch show`."""
     parser.add_argument(
         "recordings",
         metavar="RECORDING",
@@ -68,46 +67,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, or write the files that were requested instead.
-
-    Returns:
-        0, or 2 for bad input, which is reported in one line on stderr.
-    """
+    """Print the table, or write the files that were requested instead."""
     try:
         modules = re.compile(arguments.module) if arguments.module else None
     except re.error as error:
-        say(f"--module {arguments.module!r} is not a regular expression: {error}")
-        return 2
+        text = f"--module {arguments.module!r} is not a regular expression: {error}"
+        raise BadInput(text) from None
     try:
         steps = _parse_steps(arguments.step) if arguments.step else None
     except BadValue as error:
-        say(f"--step {arguments.step!r}: {error}")
-        return 2
+        raise BadInput(f"--step {arguments.step!r}: {error}") from None
     if arguments.counters and not arguments.chrome_trace:
-        say("--counters needs a trace to draw in: give --chrome-trace FILE too")
-        return 2
+        raise BadInput("--counters needs a trace to draw in: give --chrome-trace FILE too")
     if arguments.json and (arguments.html or arguments.chrome_trace):
-        say("--json prints, --html and --chrome-trace write files: ask for one of them")
-        return 2
-    try:
-        paths = [path for name in arguments.recordings for path in recordings_of(name)]
-    except RecordingError as error:
-        say(str(error))
-        return 2
+        raise BadInput("--json prints, --html and --chrome-trace write files: ask for one of them")
+    paths = [path for name in arguments.recordings for path in recordings_of(name)]
     is_folder = len(arguments.recordings) == 1 < len(paths)
     if len(paths) > 1 and arguments.chrome_trace:
-        say(f"--chrome-trace draws one recording: give one of {', '.join(paths)}")
-        return 2
+        raise BadInput(f"--chrome-trace draws one recording: give one of {', '.join(paths)}")
     if len(paths) > 1 and not (arguments.html or is_folder):
-        say("several recordings are shown on one page: give --html FILE, and no --chrome-trace")
-        return 2
+        raise BadInput(
+            "several recordings are shown on one page: give --html FILE, and no --chrome-trace"
+        )
     selections = [Selection(path, modules, steps) for path in paths]
-    try:
-        with Progress() as progress:
-            return _show(arguments, selections, progress)
-    except RecordingError as error:
-        say(str(error))
-        return 2
+    with Progress() as progress:
+        return _show(arguments, selections, progress)
 
 
 def _parse_steps(text: str) -> NumberSet:

@@ -8,7 +8,6 @@ from importlib.resources import files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch skill`: it has none."""
     parser.epilog = "otel-torch skill > SKILL.md, in the folder where your agent looks for skills."
 
 

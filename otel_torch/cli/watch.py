@@ -11,10 +11,9 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+from otel_torch.cli.main import BadInput
 from otel_torch.process.console import say
-from otel_torch.recording.input_file import NotReadable
 from otel_torch.recording.metadata import METADATA_SUFFIX
-from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.recordings_folder import holds_none, recordings_in
 from otel_torch.recording.remote.remote_files import is_url
 from otel_torch.rendering.live_screen import LiveScreen
@@ -24,7 +23,6 @@ from otel_torch.show.watched import WatchedFolder, WatchedRecording
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `otel-torch watch`."""
     parser.add_argument(
         "recording",
         metavar="RECORDING",
@@ -46,28 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Follow the recording until its run ends or Ctrl-C is pressed.
-
-    Returns:
-        0, or 2 for bad input, which is reported in one line on stderr.
-    """
+    """Follow the recording until its run ends or Ctrl-C is pressed."""
     if is_url(arguments.recording):
-        say(f"{arguments.recording}: watch follows a local file; `otel-torch show` reads a URL")
-        return 2
+        raise BadInput(
+            f"{arguments.recording}: watch follows a local file; `otel-torch show` reads a URL"
+        )
     path = Path(arguments.recording).expanduser()
     if not 0.01 <= arguments.interval <= 3600:
-        say(f"--interval {arguments.interval:g}: give 0.01 to 3600 seconds")
-        return 2
+        raise BadInput(f"--interval {arguments.interval:g}: give 0.01 to 3600 seconds")
     if path.name.endswith(METADATA_SUFFIX):
         recording = str(path).removesuffix(METADATA_SUFFIX) + ".jsonl"
-        say(f"{path}: is the metadata of a recording; give {recording}")
-        return 2
+        raise BadInput(f"{path}: is the metadata of a recording; give {recording}")
     if arguments.once and not path.exists():
-        say(f"{path}: does not exist")
-        return 2
+        raise BadInput(f"{path}: does not exist")
     if arguments.once and path.is_dir() and not recordings_in(path):
-        say(holds_none(path))
-        return 2
+        raise BadInput(holds_none(path))
     is_terminal = not arguments.json and terminal_size(sys.stdout) is not None
     has_screen = is_terminal and not arguments.once and os.environ.get("TERM") != "dumb"
     screen = LiveScreen(sys.stdout) if has_screen else None
@@ -80,9 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
                 watch.follow(arguments.interval)
     except KeyboardInterrupt:
         pass
-    except (NotReadable, RecordingError) as error:
-        say(str(error))
-        return 2
     watch.print_last()
     return 0
 

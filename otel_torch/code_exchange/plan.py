@@ -32,5 +32,4 @@ class ExchangePlan:
 
 
 def read_plan(file: str) -> ExchangePlan:
-    """Return the plan of a file."""
     return ExchangePlan(**json.loads(Path(file).read_text(encoding="utf-8")))

@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_torch.exporting.exported_recording import ExportedRecording, ExportError
 from otel_torch.exporting.profile_messages import new_profile
-from otel_torch.exporting.times import RunTimes, Stack, times_of
+from otel_torch.exporting.times import RunTimes, times_of
 from otel_torch.recording.replace_file import replace_bytes
 from otel_torch.rendering.writable import check_writable
 
@@ -61,7 +61,8 @@ class _Profile:
         """Add the stacks of a process, with its rank as a label."""
         for stack, taken in times.stacks.items():
             sample = self._message.sample.add(
-                location_id=self._place_ids(stack),
+                # the innermost frame first
+                location_id=[self._place_id(frame) for frame in reversed(stack)],
                 value=[taken.calls, taken.host_ns, taken.device_ns],
             )
             sample.label.add(key=self._text("rank"), num=rank)
@@ -70,7 +71,6 @@ class _Profile:
             self._end_ns = max(self._end_ns, times.end_ns)
 
     def finish(self) -> bytes:
-        """Return the message."""
         for kind, unit in _VALUES:
             self._message.sample_type.add(type=self._text(kind), unit=self._text(unit))
         self._message.default_sample_type = self._text(_DEFAULT)
@@ -79,10 +79,6 @@ class _Profile:
         self._message.string_table[:] = self._texts
         content: bytes = self._message.SerializeToString()
         return content
-
-    def _place_ids(self, stack: Stack) -> list[int]:
-        """Return the numbers of frames, the innermost first."""
-        return [self._place_id(frame) for frame in reversed(stack)]
 
     def _place_id(self, frame: str) -> int:
         number = self._places.get(frame)

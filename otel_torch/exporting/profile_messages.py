@@ -27,7 +27,6 @@ _FIELDS = {
 
 @functools.cache
 def new_profile() -> type[Any]:
-    """Return the class of the message `Profile`."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -39,7 +39,6 @@ class StackTimes:
     device_ns: int = 0
 
     def add(self, host_ns: int, device_ns: int = 0, calls: int = 1) -> None:
-        """Count further calls."""
         self.calls += calls
         self.host_ns += host_ns
         self.device_ns += device_ns
@@ -73,7 +72,6 @@ class _TimedSpan:
     children: list[_TimedSpan] = field(default_factory=list)
 
     def innermost(self, time_ns: int) -> _TimedSpan:
-        """Return the innermost span at a time."""
         node = self
         while (index := node._child_before(time_ns)) >= 0:
             child = node.children[index]

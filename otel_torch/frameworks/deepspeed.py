@@ -102,9 +102,6 @@ def _watch_engine(module: ModuleType) -> None:
     _patches.after(module.DeepSpeedEngine, "step", lambda engine: training_loops.copied_back())
 
 
-def uninstall() -> None:
-    """Restore the engine."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {"deepspeed.runtime.engine": _watch_engine}

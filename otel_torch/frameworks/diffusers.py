@@ -6,12 +6,12 @@ wherever they are defined.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from otel_torch.frameworks.patches import Patches
 from otel_torch.process.console import say_once
 from otel_torch.sources.steps import step_clocks as steps
 
@@ -19,46 +19,9 @@ _Method = Callable[..., Any]
 
 # whether this thread is in a scheduler's method
 _in_scheduler = threading.local()
-# (class, attribute, original); None for an attribute that the class did not define
-_wrapped: list[tuple[type, str, Any]] = []
 
-
-def _wrap_subclasses(base: Any, wrappers: dict[str, Callable[[_Method], _Method]]) -> None:
-    """Wrap methods in every subclass of `base` that defines them, also in later ones."""
-    original = vars(base).get("__init_subclass__")
-
-    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
-        if original is not None:
-            original.__func__(cls, **kwargs)
-        else:
-            super(base, cls).__init_subclass__(**kwargs)
-        wrap(cls)
-
-    def wrap(cls: Any) -> None:
-        for name, wrapper in wrappers.items():
-            method = vars(cls).get(name)
-            if callable(method):
-                _wrapped.append((cls, name, method))
-                setattr(cls, name, wrapper(method))
-
-    def wrap_all(cls: Any) -> None:
-        for subclass in cls.__subclasses__():
-            wrap(subclass)
-            wrap_all(subclass)
-
-    wrap_all(base)
-    _wrapped.append((base, "__init_subclass__", original))
-    base.__init_subclass__ = classmethod(init_subclass)
-
-
-def uninstall() -> None:
-    """Restore every wrapped method."""
-    while _wrapped:
-        cls, name, method = _wrapped.pop()
-        if method is None:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, method)
+_patches = Patches()
+uninstall = _patches.restore
 
 
 def _then(after: Callable[[steps.StepTracker, Any], None]) -> Callable[[_Method], _Method]:
@@ -68,7 +31,6 @@ def _then(after: Callable[[steps.StepTracker, Any], None]) -> Callable[[_Method]
     """
 
     def wrapper(method: _Method) -> _Method:
-        @functools.wraps(method)
         def call(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(_in_scheduler, "value", False):
                 return method(scheduler, *args, **kwargs)
@@ -111,7 +73,6 @@ def _schedule_stepped(step_tracker: steps.StepTracker, scheduler: Any) -> None:
 
 
 def _pipeline_call(method: _Method) -> _Method:
-    @functools.wraps(method)
     def call(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
         step_tracker = steps.current_step_tracker()
         if step_tracker is None:
@@ -132,11 +93,11 @@ def _pipeline_call(method: _Method) -> _Method:
 
 def _wrap_schedulers(module: ModuleType) -> None:
     wrappers = {"set_timesteps": _then(_schedule_set), "step": _then(_schedule_stepped)}
-    _wrap_subclasses(module.SchedulerMixin, wrappers)
+    _patches.replace_in_subclasses(module.SchedulerMixin, wrappers)
 
 
 def _wrap_pipelines(module: ModuleType) -> None:
-    _wrap_subclasses(module.DiffusionPipeline, {"__call__": _pipeline_call})
+    _patches.replace_in_subclasses(module.DiffusionPipeline, {"__call__": _pipeline_call})
 
 
 HOOKS = {

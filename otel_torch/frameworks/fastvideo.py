@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_torch import session
+from otel_torch.frameworks.patches import Patches
 from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
@@ -36,19 +37,8 @@ _SETS_BRANCH = re.compile(r"\.is_cfg_negative\s*=(?!=|\s*False\b)")
 
 # -- replacing and restoring
 
-_undo: list[Callable[[], None]] = []
-
-
-def _replace(owner: Any, name: str, new: Any) -> None:
-    """Replace an attribute that a class itself defines, until `uninstall`."""
-    old = vars(owner)[name]
-    setattr(owner, name, new)
-
-    def restore() -> None:
-        if vars(owner).get(name) is new:
-            setattr(owner, name, old)
-
-    _undo.append(restore)
+_patches = Patches()
+uninstall = _patches.restore
 
 
 def _replace_function(module: ModuleType, name: str, new: Any) -> None:
@@ -62,15 +52,7 @@ def _replace_function(module: ModuleType, name: str, new: Any) -> None:
                 setattr(importer, name, replacement)
 
     swap(old, new)
-    _undo.append(lambda: swap(new, old))
-
-
-def uninstall() -> None:
-    """Restore every class and function that was replaced."""
-    while _undo:
-        _undo.pop()()
-    if _hint in forwards.hint_providers:
-        forwards.hint_providers.remove(_hint)
+    _patches.on_restore(lambda: swap(new, old))
 
 
 def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -269,11 +251,9 @@ def _staging(stage: Any) -> Iterator[None]:
         step_tracker.denoising.end_denoising()
 
 
-def _record_forward(pipeline_class: Any) -> None:
-    """Wrap the `forward` that a pipeline class defines in a span."""
-    forward = vars(pipeline_class)["forward"]
+def _in_span(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the `forward` of a pipeline in a span."""
 
-    @functools.wraps(forward)
     def recorded(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if session.current() is None:
             return forward(self, batch, *args, **kwargs)
@@ -291,45 +271,28 @@ def _record_forward(pipeline_class: Any) -> None:
                 current.recorder.drain(_DRAIN_S)
             raise
 
-    _replace(pipeline_class, "forward", recorded)
+    return recorded
 
 
 @_guarded
 def _wrap_pipelines(module: ModuleType) -> None:
-    base = module.ComposedPipelineBase
+    _patches.replace_in_subclasses(module.ComposedPipelineBase, {"forward": _in_span})
 
-    def with_subclasses(cls: Any) -> Iterator[Any]:
-        yield cls
-        for subclass in cls.__subclasses__():
-            yield from with_subclasses(subclass)
 
-    for cls in dict.fromkeys(with_subclasses(base)):
-        if "forward" in vars(cls):
-            _record_forward(cls)
-
-    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
-        super(base, cls).__init_subclass__(**kwargs)
-        if "forward" in vars(cls):
-            _record_forward(cls)
-
-    base.__init_subclass__ = classmethod(init_subclass)
-    _undo.append(lambda: delattr(base, "__init_subclass__"))
+@contextlib.contextmanager
+def _running_stage(stage: Any) -> Iterator[None]:
+    if session.current() is None:
+        yield
+        return
+    key = getattr(stage, "_pipeline_stage_name", None)
+    attributes = {"fastvideo.stage": key} if isinstance(key, str) else {}
+    with _staging(stage), _scope(f"fastvideo.stage::{type(stage).__name__}", attributes):
+        yield
 
 
 @_guarded
 def _wrap_stages(module: ModuleType) -> None:
-    call = module.PipelineStage.__call__
-
-    @functools.wraps(call)
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if session.current() is None:
-            return call(self, *args, **kwargs)
-        key = getattr(self, "_pipeline_stage_name", None)
-        attributes = {"fastvideo.stage": key} if isinstance(key, str) else {}
-        with _staging(self), _scope(f"fastvideo.stage::{type(self).__name__}", attributes):
-            return call(self, *args, **kwargs)
-
-    _replace(module.PipelineStage, "__call__", recorded)
+    _patches.around(module.PipelineStage, "__call__", _running_stage)
 
 
 @_guarded
@@ -340,20 +303,12 @@ def _wrap_generator(module: ModuleType) -> None:
         if hasattr(module.VideoGenerator, "_generate_single_video")
         else "generate_video"
     )
-    generate = vars(module.VideoGenerator)[name]
-
-    @functools.wraps(generate)
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _scope("fastvideo.generate", {}):
-            return generate(self, *args, **kwargs)
-
-    _replace(module.VideoGenerator, name, recorded)
+    _patches.around(module.VideoGenerator, name, lambda generator: _scope("fastvideo.generate", {}))
 
 
 @_guarded
 def _add_hint(module: ModuleType) -> None:
-    if _hint not in forwards.hint_providers:
-        forwards.hint_providers.append(_hint)
+    _patches.add(forwards.hint_providers, _hint)
 
 
 # -- replacements of FastVideo's trace and profiler
@@ -393,15 +348,12 @@ def _replace_profiler(module: ModuleType) -> None:
         _register(region.name, region.description)
     _replace_function(module, "register_profiler_region", register_profiler_region)
     # a pipeline that was built before the session started has a controller of FastVideo
-    _replace(
-        module.TorchProfilerController, "region", _with_span(module.TorchProfilerController.region)
-    )
+    _patches.replace(module.TorchProfilerController, "region", _with_span)
     for name, replacement in _PROFILER.items():
         _replace_function(module, name, replacement)
 
 
 def _with_span(enter: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(enter)
     @contextlib.contextmanager
     def region(self: Any, region: str) -> Iterator[None]:
         with entry.region(region), enter(self, region):
@@ -421,19 +373,20 @@ def _replace_trace(module: ModuleType) -> None:
     _replace_function(module, "attach_activation_trace", _attach_nothing)
 
 
-@_guarded
-def _watch_clips(module: ModuleType) -> None:
-    """Watch FastVideo's own copy of torch's function that scales gradients to a norm."""
-    clip = module._clip_grads_with_norm_
-
-    @functools.wraps(clip)
+def _noting_clips(clip: Callable[..., None]) -> Callable[..., None]:
     def recorded(
         parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
     ) -> None:
         parameters = gradient_clipping.note_clip(parameters, max_norm, total_norm)
         clip(parameters, max_norm, total_norm, *args, **kwargs)
 
-    _replace(module, "_clip_grads_with_norm_", recorded)
+    return recorded
+
+
+@_guarded
+def _watch_clips(module: ModuleType) -> None:
+    """Watch FastVideo's own copy of torch's function that scales gradients to a norm."""
+    _patches.replace(module, "_clip_grads_with_norm_", _noting_clips)
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {

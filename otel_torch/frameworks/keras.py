@@ -6,7 +6,6 @@ dictionary of all its parameters. Keras runs models on made-up tensors to learn 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +36,6 @@ def _learning_shapes() -> Iterator[None]:
 def _ignore_symbols(backend: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call of a layer that learns shapes if it is called on symbolic tensors."""
 
-    @functools.wraps(call)
     def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if backend.any_symbolic_tensors(args, kwargs):
             with _learning_shapes():
@@ -45,10 +43,6 @@ def _ignore_symbols(backend: Any, call: Callable[..., Any]) -> Callable[..., Any
         return call(layer, *args, **kwargs)
 
     return run
-
-
-def _watch_symbolic_calls(module: ModuleType) -> None:
-    _patches.replace(module, "compute_output_spec", _learning_shapes())
 
 
 def _watch_layers(module: ModuleType) -> None:
@@ -78,12 +72,11 @@ def _parts(module: nn.Module) -> dict[str, nn.Module] | None:
     return children if parameters is None else children | {"_torch_params": parameters}
 
 
-def uninstall() -> None:
-    """Restore the functions, and forget the layers."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {
-    "keras.src.backend.torch.core": _watch_symbolic_calls,
+    "keras.src.backend.torch.core": lambda module: _patches.replace(
+        module, "compute_output_spec", _learning_shapes()
+    ),
     "keras.src.layers.layer": _watch_layers,
 }

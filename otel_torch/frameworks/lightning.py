@@ -38,7 +38,7 @@ def _watch_manual_optimization(module: ModuleType) -> None:
 
 def uninstall() -> None:
     """Restore the Trainer."""
-    _patches.undo()
+    _patches.restore()
     training_loops.uninstall()
 
 

@@ -6,7 +6,6 @@ ranks, and the parameters have none.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -97,7 +96,6 @@ def _copied(copies: list[Tensor]) -> list[Tensor]:
 def _noting_clips(clip: Callable[..., Any]) -> Callable[..., Any]:
     """Return Megatron's function that clips, and notes by which norm the parameters are clipped."""
 
-    @functools.wraps(clip)
     def run(parameters: Any, max_norm: float, total_norm: float, *args: Any, **kwargs: Any) -> Any:
         copies = list(parameters)
         note_clip(_copied(copies), max_norm, torch.as_tensor(total_norm))
@@ -115,18 +113,16 @@ def _watch_optimizers(module: ModuleType) -> None:
         _patches.after(cls, "step", lambda optimizer: training_loops.copied_back())
 
 
-def _watch_shards(module: ModuleType) -> None:
-    _patches.after(module.DistributedOptimizer, "__init__", _follow)
-
-
 def uninstall() -> None:
     """Restore the optimizers, and forget their copies."""
-    _patches.undo()
+    _patches.restore()
     _optimizers.clear()
     _copies.clear()
 
 
 HOOKS = {
     "megatron.core.optimizer.optimizer": _watch_optimizers,
-    "megatron.core.optimizer.distrib_optimizer": _watch_shards,
+    "megatron.core.optimizer.distrib_optimizer": lambda module: _patches.after(
+        module.DistributedOptimizer, "__init__", _follow
+    ),
 }

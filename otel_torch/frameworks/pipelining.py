@@ -22,9 +22,6 @@ def _watch_stages(module: ModuleType) -> None:
             _patches.replace(stage, name, warming_up())
 
 
-def uninstall() -> None:
-    """Restore the stages."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {"torch.distributed.pipelining.stage": _watch_stages}

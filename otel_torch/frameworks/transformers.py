@@ -35,7 +35,7 @@ def _watch_trainer(module: ModuleType) -> None:
 
 def uninstall() -> None:
     """Restore the Trainer."""
-    _patches.undo()
+    _patches.restore()
     training_loops.uninstall()
 
 

@@ -71,7 +71,6 @@ def _calls_function(cls: type) -> bool:
 def _noting_new_keys(update: Callable[..., Any]) -> Callable[..., Any]:
     """Return a cache's `update` that also notes the new keys and values."""
 
-    @functools.wraps(update)
     def note(cache: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
         cached = update(cache, keys, values, *args, **kwargs)
         if isinstance(cached, tuple) and not torch.compiler.is_compiling():
@@ -84,7 +83,6 @@ def _noting_new_keys(update: Callable[..., Any]) -> Callable[..., Any]:
 def _recording(get: Callable[..., Attend]) -> Callable[..., Attend]:
     """Return a `get_interface` whose attention functions are recorded."""
 
-    @functools.wraps(get)
     def look_up(*args: Any, **kwargs: Any) -> Attend:
         attend = get(*args, **kwargs)
         return attend if torch.compiler.is_compiling() else _recorded(attend)
@@ -155,10 +153,7 @@ def _watch_attention(module: ModuleType) -> None:
         _patches.replace(interface, "get_interface", _recording)
 
 
-def uninstall() -> None:
-    """Restore the functions."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {
     "transformers.cache_utils": _watch_caches,

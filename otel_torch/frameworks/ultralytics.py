@@ -22,27 +22,16 @@ def _warm_up(owner: Any, *names: str) -> None:
             _patches.replace(owner, name, warming_up())
 
 
-def _watch_profiling(module: ModuleType) -> None:
-    _warm_up(module, "get_flops", "profile_ops")
-
-
 def _watch_construction(module: ModuleType) -> None:
     for name in ("DetectionModel", "SemanticSegmentationModel"):
         if name in vars(module):
             _warm_up(vars(module)[name], "__init__")
 
 
-def _watch_inference(module: ModuleType) -> None:
-    _warm_up(module.AutoBackend, "warmup")
-
-
-def uninstall() -> None:
-    """Restore the functions."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {
-    "ultralytics.utils.torch_utils": _watch_profiling,
+    "ultralytics.utils.torch_utils": lambda module: _warm_up(module, "get_flops", "profile_ops"),
     "ultralytics.nn.tasks": _watch_construction,
-    "ultralytics.nn.autobackend": _watch_inference,
+    "ultralytics.nn.autobackend": lambda module: _warm_up(module.AutoBackend, "warmup"),
 }

@@ -152,10 +152,7 @@ def _watch_runner(module: ModuleType) -> None:
             _patches.around(module.GPUModelRunner, name, surround)
 
 
-def uninstall() -> None:
-    """Restore the model runner."""
-    _patches.undo()
-
+uninstall = _patches.restore
 
 HOOKS = {
     "vllm.v1.worker.gpu_model_runner": _watch_runner,

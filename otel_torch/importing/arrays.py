@@ -211,7 +211,6 @@ def _most_bytes() -> int:
 
 
 # -- NumPy
-# --------------------------------------------------------------------------------------------------
 
 
 def _read_npy_header(file: IO[bytes]) -> ArrayLayout:
@@ -284,7 +283,6 @@ class NpzFile(ArrayFile):
 
 
 # -- safetensors
-# --------------------------------------------------------------------------------------------------
 
 
 class _SafetensorsFile(ArrayFile):

@@ -81,7 +81,6 @@ class Dump:
 
     @property
     def files(self) -> list[Path]:
-        """The files of its tensors."""
         return list(dict.fromkeys(map(self._file_of, self.entries)))
 
     def _file_of(self, entry: Entry) -> Path:

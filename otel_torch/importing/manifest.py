@@ -59,7 +59,6 @@ class _Node(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     @property
     def is_group(self) -> bool:
-        """Whether it contains entries."""
         return self.tensors is not None or self.steps is not None
 
     def given(self) -> Fields:

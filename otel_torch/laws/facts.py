@@ -78,7 +78,6 @@ class TrainingFacts:
         return self._modules[label]
 
     def of_module(self, label: str, module: str) -> list[float]:
-        """Return the values of a quantity of one module."""
         return list(self.modules(label).get(module, Series()).values)
 
     @cached_property
@@ -148,7 +147,6 @@ def are_all(values: list[float], number: float) -> bool:
 
 
 def owner_of(name: str) -> str:
-    """Return the module that owns a parameter."""
     return name.rpartition(".")[0]
 
 

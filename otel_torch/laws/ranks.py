@@ -161,7 +161,6 @@ def _by_step(training: TrainingSeries, name: SeriesName) -> Values:
 
 
 def _common(ranks: Sequence[Values]) -> list[str]:
-    """Return the steps that all ranks have, in order."""
     return [step for step in ranks[0] if all(step in values for values in ranks)]
 
 

@@ -52,7 +52,6 @@ class Series:
         self.values.append(value)
 
     def by_step(self) -> dict[int, float]:
-        """Return the last value of each step."""
         return dict(zip(self.steps, self.values, strict=True))
 
 
@@ -92,11 +91,9 @@ class TrainingSeries:
 
     @property
     def models(self) -> list[str]:
-        """The names of the models, in order of appearance."""
         return list(dict.fromkeys(name.model for name in self.series))
 
     def totals(self, model: str) -> dict[str, Series]:
-        """Return the series of a whole model by label."""
         return {
             name.label: series
             for name, series in self.series.items()

@@ -104,7 +104,6 @@ def nothing_changes(facts: TrainingFacts) -> str | None:
 
 
 def _learning_rates(facts: TrainingFacts) -> list[Series]:
-    """Return the learning rate of each group."""
     totals = facts.totals.items()
     return [series for label, series in totals if split_label(label).quantity == "lr"]
 

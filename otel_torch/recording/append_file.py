@@ -68,7 +68,6 @@ class AppendFile:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the file was created and not closed."""
         return self._descriptor >= 0
 
     def open(self) -> None:

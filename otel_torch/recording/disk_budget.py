@@ -15,7 +15,6 @@ class DiskBudget:
         self.spent = 0
 
     def spend(self, size: int) -> None:
-        """Count `size` bytes as written."""
         self.spent += size
 
     @property

@@ -30,7 +30,6 @@ class DiskReserve:
                 return
 
     def release(self) -> None:
-        """Free the room."""
         if self._file is not None:
             self._file.close()
             self._file = None

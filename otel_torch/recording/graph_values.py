@@ -41,7 +41,6 @@ def read_wanted(path: Path) -> frozenset[str]:
 
 
 def write_wanted(folder: Path, names: Iterable[str]) -> None:
-    """Write the list of values that a run is to keep in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WANTED).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
@@ -55,7 +54,6 @@ def read_header(file: BinaryIO) -> dict[str, Any]:
 
 
 def write_header(file: BinaryIO, header: dict[str, Any]) -> None:
-    """Write the header of a value's file."""
     content = json.dumps(header).encode()
     file.write(len(content).to_bytes(8, "little") + content)
 

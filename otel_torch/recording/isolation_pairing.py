@@ -34,7 +34,6 @@ def kept_slots(meta: dict[str, Any]) -> set[Slot]:
 
 
 def pairing_file(folder: str | Path) -> Path:
-    """Return the path of the pairing in the folder of the reference's tensors."""
     return Path(folder).expanduser() / FILE
 
 

@@ -114,7 +114,6 @@ class _Opened:
         return is_indented or (len(line) > 4 and _is_document(line))
 
     def document(self, end: int, *, is_whole: bool = True) -> Document:
-        """Return the document."""
         return Document(self._number, self._start, end, b"".join(self._lines), is_whole)
 
 

@@ -78,7 +78,6 @@ def read_metadata(
 
 
 def encode_metadata(metadata: dict[str, Any]) -> str:
-    """Return metadata as the text of its file."""
     return json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
 
 

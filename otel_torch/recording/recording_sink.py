@@ -40,7 +40,6 @@ class RegionTotals:
     device_longest_s: float | None = None
 
     def add(self, scope: Scope) -> None:
-        """Count one execution of the region."""
         seconds = (scope.end_ns - scope.start_ns) / 1e9
         self.count += 1
         self.host_total_s += seconds
@@ -94,7 +93,6 @@ class RecordingSink(Sink):
 
     @property
     def written(self) -> int:
-        """How many records were written."""
         return self._file.items
 
     def close(self, scope: Scope) -> None:

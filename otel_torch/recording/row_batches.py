@@ -110,7 +110,6 @@ class PackedBytes(Sequence[bytes]):
 
     @classmethod
     def of(cls, objects: Sequence[bytes]) -> PackedBytes:
-        """Pack bytes objects."""
         ends = np.cumsum([len(content) for content in objects], dtype=np.int64)
         return cls(np.frombuffer(b"".join(objects), np.uint8), ends)
 
@@ -351,7 +350,6 @@ class _BatchMaker:
         return self._made(RowBatch.of_lines(lines, self._kinds, self._in_full))
 
     def take(self, scanned: ScannedLines, lines: LineBatch) -> RowBatch:
-        """Make a batch of lines that the scanner read."""
         kinds = scanned.kinds
         missing = int(kinds.max(initial=-1)) + 1 - len(self._numbers)
         if missing > 0:

@@ -154,7 +154,6 @@ _decode_finite = msgspec.json.Decoder(FiniteRow).decode
 
 
 def are_finite(lines: Iterable[bytes]) -> bool:
-    """Return whether lines are rows whose statistics are all numbers."""
     try:
         deque(map(_decode_finite, lines), maxlen=0)
     except UNREADABLE:

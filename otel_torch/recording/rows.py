@@ -64,7 +64,7 @@ def encode_rows(records: Sequence[Record]) -> bytes:
         data: bytes = encode_lines(rows)
         # the encoder writes NaN and Inf as null
         if data.count(b":null") > sum(map(data.count, _NULLABLE_FIELDS)):
-            data = encode_lines([_spell_numbers(row) for row in rows])
+            data = encode_lines([spell_numbers(row) for row in rows])
         return data
     except (UnicodeEncodeError, OverflowError):
         # half a surrogate pair in a name, or an integer beyond 64 bits
@@ -79,13 +79,14 @@ def _to_row(record: Record) -> Row:
     return row
 
 
-def _spell_numbers(row: Row) -> Row:
+def spell_numbers(row: Row) -> Row:
+    """Return a row whose NaN and Inf are text, as JSON cannot spell them."""
     return {name: json_safe(value) for name, value in row.items()}
 
 
 def _encode_slowly(row: Row) -> str:
     text = json.dumps(
-        _spell_numbers(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        spell_numbers(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")
     )
     return f"{text}\n"
 

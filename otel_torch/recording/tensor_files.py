@@ -94,7 +94,6 @@ class TensorFolder:
         self._headers: dict[Path, dict[str, StoredTensor]] = {}
 
     def has(self, loop: int | None, step: int | None) -> bool:
-        """Return whether there is a file for the step."""
         return (loop or 0, step or 0) in self._files
 
     def find(self, loop: int | None, step: int | None, key: str) -> StoredTensor | None:

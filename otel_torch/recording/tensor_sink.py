@@ -17,16 +17,8 @@ from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.recording.replace_file import NEW_FILE
 from otel_torch.recording.run_file import make_folder
-from otel_torch.records import Batch, Losses, Record
-
-
-def record_key(record: Record) -> str:
-    """Return the name of a record's tensor in its file; step and loop are in the file's name.
-
-    >>> record_key(Record("blocks.0", "out[1]", 3, 1, 0, "Net", "forward", None, {}, 0))
-    'Net/blocks.0/out[1]/call1/forward'
-    """
-    return f"{record.model}/{record.module}/{record.tensor}/call{record.call}/{record.phase}"
+from otel_torch.recording.tensor_files import tensor_key
+from otel_torch.records import Batch, Losses
 
 
 class TensorSink(Sink):
@@ -47,7 +39,10 @@ class TensorSink(Sink):
         for record in batch.records:
             if record.data:
                 step_tensors = tensors_by_step[record.loop, record.step]
-                step_tensors[record_key(record)] = record.data.pop()
+                key = tensor_key(
+                    record.model, record.module, record.tensor, record.call, record.phase
+                )
+                step_tensors[key] = record.data.pop()
         for (loop, step), tensors in tensors_by_step.items():
             if not self._ended and self._budget.is_exhausted:
                 self._end(f"OTEL_TORCH_MAX_BYTES ({self._budget.limit} bytes) is reached")

@@ -98,7 +98,6 @@ class RegionEntry:
                 closer.wake_or_flush()
 
     def make_scope(self) -> Scope:
-        """Return the region as an ended scope."""
         label = self.label
         attributes = label.attributes.copy()
         scope = Scope("region", label.span_name, True, attributes, self.start_ns, self.end_ns)
@@ -120,8 +119,11 @@ class _OpenedScope(RegionEntry):
         return self.scope
 
 
-class RegionSpans(Protocol):
-    """The fast path of a sink that makes spans: starts a region's span without a scope."""
+class RegionSpans:
+    """The fast path of a sink that makes spans: starts a region's span without a scope.
+
+    This class itself makes none.
+    """
 
     def start_region(
         self, closer: RegionCloser, label: RegionLabel, start_ns: int
@@ -130,6 +132,7 @@ class RegionSpans(Protocol):
 
         An entry without a span (a plain `RegionEntry`) is allowed.
         """
+        return RegionEntry(closer, label, start_ns)
 
     def end_region(self, span: Any, end_ns: int, error: BaseException | None) -> None:
         """End a span that `start_region` returned."""
@@ -144,23 +147,6 @@ class RegionSpans(Protocol):
         """Forget the open spans; called in a forked child, because the parent sends them."""
 
 
-class _NoSpans:
-    """The `RegionSpans` of a recorder without spans."""
-
-    def start_region(
-        self, closer: RegionCloser, label: RegionLabel, start_ns: int
-    ) -> RegionEntry | None:
-        return RegionEntry(closer, label, start_ns)
-
-    def end_region(self, span: Any, end_ns: int, error: BaseException | None) -> None: ...
-
-    def release_spans(self, entries: list[Any]) -> None: ...
-
-    def detach_scope(self, scope: Scope) -> None: ...
-
-    def discard_open_spans(self) -> None: ...
-
-
 class RegionCloser:
     """Closes ended regions in the sinks of the recorder that owns it.
 
@@ -172,7 +158,7 @@ class RegionCloser:
         self.can_defer = False
         self.is_finished = False
         # kept after its sink has failed, to end the spans that it has started
-        self.spans: RegionSpans = _NoSpans()
+        self.spans = RegionSpans()
         self.start_region: Callable[[RegionCloser, RegionLabel, int], RegionEntry | None]
         self._losses = losses
         self._sinks: list[Sink] = []
@@ -197,7 +183,6 @@ class RegionCloser:
     # -- sinks
 
     def connect(self, sinks: Sequence[Sink]) -> None:
-        """Close regions in `sinks` from now on."""
         self._sinks = list(sinks)
         self.can_defer = bool(sinks) and all(sink.accepts_deferred_regions for sink in sinks)
         self.reconnect_spans()
@@ -314,7 +299,6 @@ class RegionCloser:
 
     @property
     def has_pending(self) -> bool:
-        """Whether the device time of an ended region is not known yet."""
         return bool(self._awaiting_device)
 
     def drain(self, deadline: float) -> None:

@@ -134,7 +134,6 @@ class EventTimer:
         self.pending = False
 
     def begin(self) -> None:
-        """Record the first event."""
         device = self._device = self._pool.recordable_device()
         if device is not None:
             first = self._pool.take(device)
@@ -142,7 +141,6 @@ class EventTimer:
             self._events = first, None
 
     def end(self) -> None:
-        """Record the second event."""
         if self._events is None or self._device is None:
             return
         first, _ = self._events

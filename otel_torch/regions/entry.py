@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import time_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch.compiler import is_compiling
@@ -65,7 +64,6 @@ _collector: Any = None
 
 
 def get_collector() -> Any:
-    """Return the collector of all regions, or None."""
     return _collector
 
 
@@ -107,7 +105,6 @@ class _OpenRegion:
         return self.recorder is not None or self.collected is not None or self.nvtx is not None
 
     def close(self, error: BaseException | None) -> None:
-        """Close everything in reverse order."""
         if self.collected is not None and self.collector is not None:
             self.collector.leave(self.collected, self.scope)
         if self.nvtx is not None:
@@ -164,14 +161,13 @@ def _enter(name: str, collector: Collector | None) -> _OpenRegion | RegionEntry 
         except Exception as error:
             _report_failure(name, "opened", error)
             return None
-    return _open(name, "region", True, 0, collector)
+    return _open(name, "region", True, collector)
 
 
 def _open(
     name: str,
     kind: str,
     lexical: bool,
-    start_ns: int,
     collector: Collector | None,
     around: Scope | None = None,
 ) -> _OpenRegion | None:
@@ -187,7 +183,7 @@ def _open(
             return None
         if kind == "region":
             _explicit.add(choice.region)
-        opened = _with_scope(name, choice, kind, lexical, start_ns, collector)
+        opened = _with_scope(name, choice, kind, lexical, collector)
         if around is not None and opened.scope is not None and opened.scope.name == around.name:
             opened.scope.has_span, opened.scope.events = False, around.events
         return opened if opened.open(collector, lexical and wants_nvtx()) else None
@@ -207,7 +203,6 @@ def _with_scope(
     choice: RegionChoice,
     kind: str,
     lexical: bool,
-    start_ns: int,
     collector: Collector | None,
 ) -> _OpenRegion:
     """Return the region, not opened yet, with the scope that it gets under this session."""
@@ -218,9 +213,7 @@ def _with_scope(
     if current is None or choice.span_name is None:
         # a natural region's scope has no span, but tells its caller when it started
         unrecorded = (
-            None
-            if is_explicit
-            else Scope(kind, plain or choice.region, lexical, attributes, start_ns)
+            None if is_explicit else Scope(kind, plain or choice.region, lexical, attributes)
         )
         return _OpenRegion(choice.region, unrecorded, None)
     natural = _open_natural.get(choice.region) if is_explicit else None
@@ -232,7 +225,7 @@ def _with_scope(
     if is_explicit and collector is None and not wants_nvtx():
         label = RegionLabel(choice.region, span_name, choice.is_registered)
         _cache_label(current, name, label)
-    scope = Scope(kind, span_name, lexical, attributes, start_ns)
+    scope = Scope(kind, span_name, lexical, attributes)
     return _OpenRegion(choice.region, scope, current.recorder)
 
 
@@ -298,12 +291,7 @@ class region:
             self._opened.append((get_ident(), _enter(self.name, self._collector or _collector)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if is_compiling():
             return
         opened = self._opened
@@ -377,13 +365,10 @@ def is_entered_explicitly(name: str) -> bool:
     return (registered.name if registered is not None else name) in _explicit
 
 
-def open_region(
-    name: str, *, start_ns: int = 0, lexical: bool = True, around: Scope | None = None
-) -> Scope | None:
+def open_region(name: str, *, lexical: bool = True, around: Scope | None = None) -> Scope | None:
     """Open a natural region, which has no call site, and return its scope. Never raises.
 
     Args:
-        start_ns: Unix nanoseconds; 0 for now.
         around: an open scope whose span also stands for the region, if both have the same name.
 
     Returns:
@@ -391,7 +376,7 @@ def open_region(
     """
     if is_compiling() or is_entered_explicitly(name):
         return None
-    opened = _open(name, "natural", lexical, start_ns, _collector, around)
+    opened = _open(name, "natural", lexical, _collector, around)
     if opened is None:
         return None
     with _lock:

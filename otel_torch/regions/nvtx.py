@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -65,12 +64,7 @@ class nvtx_range:
         self._pushed.append(pushed)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if torch.compiler.is_compiling():
             return
         if self._pushed and self._pushed.pop():

@@ -109,7 +109,6 @@ def advice(steps: Iterable[NextStep]) -> Iterator[tuple[str, list[str]]]:
 
 
 def advice_lines(steps: Iterable[NextStep]) -> list[str]:
-    """Return the lines of `advice`, the commands indented."""
     return [
         line
         for sentence, commands in advice(steps)

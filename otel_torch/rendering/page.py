@@ -204,33 +204,6 @@ def _security_policy(scripts: Sequence[str]) -> str:
     )
 
 
-def grid_axes(
-    step: str, module: str, order: tuple[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the x axis (steps) and the y axis (modules) of a grid.
-
-    Args:
-        step: The field with the names of the steps.
-        module: The field with the names of the modules.
-        order: The fields that sort the steps and the modules.
-    """
-    x = {
-        "field": step,
-        "type": "nominal",
-        "title": "step",
-        "sort": {"field": order[0]},
-        "axis": {"labelAngle": 0, "labelOverlap": True},
-    }
-    y = {
-        "field": module,
-        "type": "nominal",
-        "title": None,
-        "sort": {"field": order[1]},
-        "axis": {"labelLimit": 360},
-    }
-    return x, y
-
-
 def plot_of(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
     """Return a Vega-Lite plot of the values, as wide as the page and in its colors."""
     axis = {

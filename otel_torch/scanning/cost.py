@@ -71,7 +71,6 @@ def cost_of_parameters(forward: ScannedForward, settings: Settings) -> Cost:
 
 
 # -- the planned records
-# --------------------------------------------------------------------------------------------------
 
 
 class _PlannedRecord(NamedTuple):
@@ -147,7 +146,6 @@ def _gradient_of(tensor: ScannedTensor) -> ScannedTensor:
 
 
 # -- their size
-# --------------------------------------------------------------------------------------------------
 
 
 def _estimate(model: str, planned: Sequence[_PlannedRecord], settings: Settings) -> Cost:

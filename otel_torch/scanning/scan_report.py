@@ -83,7 +83,6 @@ def _summarize(scanned: ScannedForward) -> list[str]:
 
 
 # -- costs
-# --------------------------------------------------------------------------------------------------
 
 # signal, prefix of its fields in `Cost`, label
 _SIGNALS = (
@@ -142,7 +141,6 @@ def _disk_bytes(estimate: CostEstimate, settings: Settings) -> int:
 
 
 # -- the table of calls
-# --------------------------------------------------------------------------------------------------
 
 
 def _format_calls(calls: list[ScannedCall], color: bool, width: int | None) -> str:
@@ -181,22 +179,16 @@ def _describe_outputs(call: ScannedCall) -> str:
     return _describe_tensors(call.outputs) if call.finished else "(ended)"
 
 
-def _describe_flops(call: ScannedCall) -> str:
-    return format_number(call.flops).strip() + ("+" if call.dynamic else "")
-
-
-def _has_repeated_calls(calls: list[ScannedCall]) -> bool:
-    return any(call.call for call in calls)
-
-
 _COLUMNS = (
     _Column("module", lambda call: call.module or "(root)", is_left_aligned=True),
     _Column("class", lambda call: call.class_name, is_left_aligned=True),
     _Column("inputs", lambda call: _describe_tensors(call.inputs), is_left_aligned=True),
     _Column("outputs", _describe_outputs, is_left_aligned=True),
-    _Column("call", lambda call: str(call.call), is_shown=_has_repeated_calls),
+    _Column(
+        "call", lambda call: str(call.call), is_shown=lambda calls: any(call.call for call in calls)
+    ),
     _Column("parameters", lambda call: format_bytes(call.parameter_bytes)),
-    _Column("FLOP", _describe_flops),
+    _Column("FLOP", lambda call: format_number(call.flops).strip() + "+" * call.dynamic),
 )
 
 

@@ -72,7 +72,6 @@ def _get_method(model: nn.Module, name: str | None) -> Callable[..., Any]:
 
 
 # -- inputs
-# --------------------------------------------------------------------------------------------------
 
 
 def _parse_input(text: str) -> tuple[str, tuple[int, ...], torch.dtype | None]:
@@ -146,7 +145,6 @@ def _dummy_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 # -- a name in a program
-# --------------------------------------------------------------------------------------------------
 
 
 def _load_from_program(target: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

@@ -18,9 +18,10 @@ import msgspec
 from otel_torch.recording.file_kinds import RECORDING, refusal
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
-from otel_torch.recording.rows import Row
+from otel_torch.recording.rows import Row, spell_numbers
 from otel_torch.records import json_safe
 from otel_torch.rendering.table import as_given, escape
+from otel_torch.show.combined import is_number
 from otel_torch.show.selection import Selection
 from otel_torch.show.traces import (
     Process,
@@ -159,7 +160,6 @@ def _process_order(process: Process) -> tuple[Any, ...]:
 
 
 def _name_events(spans: Sequence[Span], layout: _TraceLayout) -> Iterator[TraceEvent]:
-    """Yield the names of processes and threads."""
     for process, number in layout.process_ids.items():
         yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": process.label()}}
         order = {"sort_index": number}
@@ -186,7 +186,7 @@ def _span_events(spans: Iterable[Span], layout: _TraceLayout) -> Iterator[TraceE
     for span, thread in zip(spans, layout.threads, strict=False):
         position = {"pid": layout.process_ids[span.process], "tid": thread}
         arguments = {
-            **_json_safe_values(span.attributes),
+            **spell_numbers(span.attributes),
             "trace_id": span.trace,
             "span_id": span.id,
             "parent_span_id": span.parent,
@@ -210,7 +210,7 @@ def _span_events(spans: Iterable[Span], layout: _TraceLayout) -> Iterator[TraceE
                 "cat": event.name,
                 "ts": layout.timestamp(event.time_ns),
                 **position,
-                "args": _json_safe_values(event.attributes),
+                "args": spell_numbers(event.attributes),
             }
 
 
@@ -219,10 +219,6 @@ def _event_name(name: str, attributes: dict[str, Any]) -> str:
     if module is None:
         return name
     return f"{module or '(root)'} {attributes.get('torch.tensor', '')}"
-
-
-def _json_safe_values(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: json_safe(value) for name, value in attributes.items()}
 
 
 _StepKey = tuple[Any, ...]  # (model, loop, step) or (loop, step)
@@ -269,7 +265,7 @@ class _Counters:
         current: _StepEnd | None = None
         recorded: dict[str, None] = {}
         for row in self._selection.rows(warn, progress):
-            recorded.update(dict.fromkeys(name for name, value in row.items() if _is_number(value)))
+            recorded.update(dict.fromkeys(name for name, value in row.items() if is_number(value)))
             end = self._step_end(row)
             if end is None:
                 self.unplaced += 1
@@ -278,7 +274,7 @@ class _Counters:
                 yield from self._step_events(current, values)
                 current, values = end, {}
             for name in self._counters:
-                if _is_number(row.get(name)):
+                if is_number(row.get(name)):
                     values[_tensor_title(row), name] = row[name]
         yield from self._step_events(current, values)
         self._check_recorded(recorded)
@@ -340,7 +336,3 @@ def _tensor_title(row: Row) -> str:
         row.get("branch"),
     )
     return escape(" ".join(str(part) for part in parts if part and part != "forward"))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -75,7 +75,6 @@ class CombinedStatistics:
         self._weights: dict[str, float] = {}  # statistic -> elements in `values`
 
     def add(self, row: Row) -> None:
-        """Add the statistics of a record."""
         values, weights, numel = self.values, self._weights, _numel(row)
         std = self._std(row, numel)  # before `mean` changes
         for name, value in row.items():
@@ -103,7 +102,6 @@ class CombinedStatistics:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a field holds a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -50,7 +50,6 @@ _MAGNITUDES = [
 
 
 def explorer_section(grid: Grid) -> list[str]:
-    """Return the HTML of the section."""
     has_histograms = bool(grid.histograms)
     return [
         '<section id="explorer">',

@@ -124,7 +124,6 @@ def _kind_name(kind: str) -> str:
 
 
 def _tensor_names(series: Sequence[TensorSeries]) -> dict[str, Any]:
-    """Return the fields of all tensors."""
     kinds = [_kind_name(tensor_kind(item.tensor)) for item in series]
     known = [kind for kind in (*_KIND_NAMES.values(), _OTHER_KIND) if kind in kinds]
     return {

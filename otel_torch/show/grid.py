@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from otel_torch.recording.rows import Row
 from otel_torch.records import FINGERPRINTS, LoopStep
 from otel_torch.settings import STATISTICS
+from otel_torch.show.combined import LOCATION
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -30,9 +31,8 @@ MAX_STATISTICS = 24
 BINS = 64  # of a histogram
 _CHUNK_ROWS = 8192  # rows that become arrays at once
 
-_LOCATION = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
 _IDENTITY = ("class", "argument", "value", "storage", "order", "parent", "shard")
-_NOT_STATISTICS = {*_LOCATION, *_IDENTITY, *FINGERPRINTS, "histogram", "shape", "dtype"}
+_NOT_STATISTICS = {*LOCATION, *_IDENTITY, *FINGERPRINTS, "histogram", "shape", "dtype"}
 
 # Of several values in a cell, counts add up; of other statistics one remains: the smallest `min`,
 # the largest `max`, or else the one with the largest magnitude.
@@ -89,7 +89,6 @@ class Grid:
 
     @classmethod
     def of(cls, *recordings: Iterator[Row]) -> Grid:
-        """Return the grid of all rows of the recordings."""
         grid = cls()
         for recording, rows in enumerate(recordings):
             while chunk := list(islice(rows, _CHUNK_ROWS)):
@@ -98,7 +97,6 @@ class Grid:
 
     @property
     def columns(self) -> list[list[LoopStep]]:
-        """The steps of each column."""
         starts = range(0, len(self.steps), self.width)
         return [self.steps[start : start + self.width] for start in starts]
 
@@ -112,7 +110,6 @@ class Grid:
         return {name: self._arrays[name][: len(self.series), : len(self.columns)] for name in names}
 
     def add(self, rows: Sequence[Row], recording: int = 0) -> None:
-        """Add records of one recording."""
         if not rows:
             return
         positions = [self._position(row, recording) for row in rows]
@@ -162,7 +159,7 @@ class Grid:
         return row_index, step_index
 
     def _add_bad(self, row_index: int, row: Row) -> None:
-        location = {name: row[name] for name in (*_LOCATION, "nonfinite") if name in row}
+        location = {name: row[name] for name in (*LOCATION, "nonfinite") if name in row}
         first, records = self.bad.get(row_index, NonfiniteRecords(location, 0))
         self.bad[row_index] = NonfiniteRecords(first, records + 1)
 

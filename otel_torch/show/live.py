@@ -44,7 +44,6 @@ class Health:
     _calls: int = 0  # losses that the last one is the mean of
 
     def add(self, label: str, step: LoopStep, value: float) -> None:
-        """Add a row of the whole model."""
         if step != self.step:
             self.step, self._calls = step, 0
         if label == "loss":
@@ -71,7 +70,6 @@ class Level:
     now: float = 0.0
 
     def add(self, size: float) -> None:
-        """Add the size of the next record."""
         if self.records:
             self.before += (self.now - self.before) / self.records
         self.records += 1

@@ -16,7 +16,6 @@ _MAX_TROUBLED = 3
 
 
 def view_lines(folder: WatchedFolder, *, width: int, color: bool) -> list[str]:
-    """Return the lines of the view of a folder: a table with a line for each rank."""
     states = Counter(rank.state for rank in folder.ranks).most_common()
     heading = ", ".join(f"{count:,} {state}" for state, count in states) or WAITING
     lines = [paint(shorten(escape(f"{folder.path}: {heading}"), width), "bold", color)]
@@ -40,7 +39,6 @@ def view_json(folder: WatchedFolder) -> dict[str, Any]:
 
 
 def brief_lines(folder: WatchedFolder) -> list[str]:
-    """Return the state of a folder as a line for each rank."""
     lines = [
         escape(f"{_rank_name(rank)}: ") + line
         for rank in folder.ranks

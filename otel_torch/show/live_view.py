@@ -26,7 +26,6 @@ BRIEF = ("loss", "lr", "grad_norm")
 
 
 def view_lines(watched: WatchedRecording, *, width: int, color: bool) -> list[str]:
-    """Return the lines of the view of a recording."""
     run, name = watched.run, str(watched.path)
     state = f"{watched.state}, {watched.note}" if watched.note else watched.state
     lines = [
@@ -77,7 +76,6 @@ def view_lines(watched: WatchedRecording, *, width: int, color: bool) -> list[st
 
 
 def brief_lines(watched: WatchedRecording) -> list[str]:
-    """Return the state as one line."""
     run, parts = watched.run, _progress(watched)
     for model, health in run.training.items():
         prefix = f"{model} " if len(run.training) > 1 else ""
@@ -173,7 +171,6 @@ def _broken(values: Iterable[str]) -> str:
 
 
 def words_of(label: str) -> str:
-    """Return what a quantity is called."""
     quantity, group = split_label(label)
     words = WORDS.get(quantity, quantity)
     return words if group is None else f"{words} [{group}]"

@@ -86,7 +86,6 @@ class Overview:
         return broken_laws(self.selection.training, self.meta, self.selection.seen_modules)
 
     def add(self, row: Row) -> None:
-        """Add a selected record."""
         key: tuple[Any, ...] = tuple(row.get(name) for name in _TENSOR)
         if self.has_line_per_record:
             key = (*key, self.selection.selected)

@@ -82,7 +82,6 @@ def _print(lines: Sequence[str] | Iterator[str]) -> None:
 
 
 def _table(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
-    """Yield a table with a line for each recording."""
     yield escape(f"{folder}: {plural(len(overviews), 'recording')}")
     terminal = terminal_size(sys.stdout)
     yield format_table(
@@ -127,7 +126,6 @@ def _cells(overview: Overview) -> list[str]:
 
 
 def _advice(folder: str, overviews: Sequence[Overview]) -> Iterator[str]:
-    """Yield the next steps."""
     yield from next_step_lines(_next_steps(folder, overviews))
 
 

@@ -52,18 +52,14 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
     if selection.is_empty:
         say(selection.nothing_selected())
         return 2
-    try:
-        if as_json:
-            write_line(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
-        else:
-            terminal = terminal_size(sys.stdout)
-            for line in overview_lines(overview, terminal, supports_color(sys.stdout)):
-                write_line(sys.stdout, line)
-            for line in next_step_lines(next_steps(overview)):
-                write_line(sys.stdout, line)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head`; the flush at interpreter exit must not fail either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if as_json:
+        write_line(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
+    else:
+        terminal = terminal_size(sys.stdout)
+        for line in overview_lines(overview, terminal, supports_color(sys.stdout)):
+            write_line(sys.stdout, line)
+        for line in next_step_lines(next_steps(overview)):
+            write_line(sys.stdout, line)
     return 0
 
 

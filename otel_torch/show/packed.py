@@ -25,11 +25,3 @@ def pack(values: Floats) -> str:
     kept = (sign | np.where(is_finite, rounded, magnitude)) >> np.uint64(_DROPPED_BITS)
     planes = np.stack([kept >> np.uint64(shift) for shift in (16, 8, 0)]).astype(np.uint8)
     return base64.b64encode(zlib.compress(planes.tobytes())).decode()
-
-
-def unpack(text: str) -> Floats:
-    """Return the numbers of a packed table, as the page's script reads them."""
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
-    high, middle, low = planes.reshape(3, -1).astype(np.uint64)
-    kept = high << np.uint64(16) | middle << np.uint64(8) | low
-    return (kept << np.uint64(_DROPPED_BITS)).view(np.float64)

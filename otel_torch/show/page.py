@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from otel_torch.process.console import as_given
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.page import document
-from otel_torch.rendering.scripts import LIBRARY, SHARED, read_assets, shared_assets
 from otel_torch.rendering.table import escape
 from otel_torch.show.explorer import explorer_section
 from otel_torch.show.explorer_data import explorer_data, shown_positions
@@ -26,6 +26,7 @@ from otel_torch.show.timeline import MAX_SPANS, timeline
 from otel_torch.show.traces import Span, find_traces, is_of_run, iterate_spans
 from otel_torch.show.training.page import training_section
 
+_SHARED_SCRIPTS = ("page.js", "scales.js", "heat_map.js", "curves.js")
 _SCRIPTS = (
     *("tensors.js", "tree_view.js", "magnitudes.js", "explorer.js"),
     *("training.js", "timeline.js"),
@@ -124,12 +125,17 @@ def _timelines(runs: Sequence[Run]) -> dict[str, tuple[list[str], dict[str, Any]
 
 
 def _document(title: str, body: Sequence[str], data: dict[str, Any]) -> str:
-    library = f"/*\n{shared_assets('uPlot.LICENSE')}*/\n{shared_assets(*LIBRARY)}"
-    own = f"{shared_assets(*SHARED)}\n{read_assets('otel_torch.show', *_SCRIPTS)}"
-    style = (
-        f"{shared_assets('uPlot.min.css', 'plots.css')}{read_assets('otel_torch.show', 'show.css')}"
-    )
+    license = _assets("rendering", "uPlot.LICENSE")
+    library = f"/*\n{license}*/\n{_assets('rendering', 'uPlot.min.js')}"
+    own = f"{_assets('rendering', *_SHARED_SCRIPTS)}\n{_assets('show', *_SCRIPTS)}"
+    style = _assets("rendering", "uPlot.min.css", "plots.css") + _assets("show", "show.css")
     return document(title, body, data, [library, f'"use strict";\n{own}'], style=style)
+
+
+def _assets(package: str, *names: str) -> str:
+    """Return the files of a package's folder `assets`, one after the other."""
+    folder = files(f"otel_torch.{package}").joinpath("assets")
+    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def _longest_spans(

@@ -11,6 +11,7 @@ from otel_torch.process.console import as_given
 from otel_torch.records import LoopStep
 from otel_torch.rendering.page import code, escaped, html_table, sentence
 from otel_torch.rendering.words import plural
+from otel_torch.show.combined import is_number
 from otel_torch.show.grid import Grid, NonfiniteRecords
 from otel_torch.show.selection import (
     Selection,
@@ -45,7 +46,6 @@ class Run:
     span_count: int = 0
 
     def tensors(self, grid: Grid) -> int:
-        """Return how many tensors of the grid are of this run."""
         return sum(series.recording == self.number for series in grid.series)
 
     def bad(self, grid: Grid) -> dict[int, NonfiniteRecords]:
@@ -242,5 +242,4 @@ def regions_section(run: Run) -> list[str]:
 
 
 def _seconds(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value:.4g} s" if is_number else "–"
+    return f"{value:.4g} s" if is_number(value) else "–"

@@ -84,7 +84,6 @@ class WatchedRecording:
             self._add([rest] if rest else [])
 
     def read_metadata(self) -> None:
-        """Read the metadata if they have changed."""
         try:
             status = os.stat(metadata_path(self.path))
         except OSError:

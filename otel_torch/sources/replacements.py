@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 class Replacements:
     """The attributes that one source has replaced.
@@ -20,9 +22,7 @@ class Replacements:
     def __init__(self) -> None:
         self._restore: list[Callable[[], None]] = []
 
-    def replace(
-        self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
+    def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
         """Set an attribute to `wrap(its value)`."""
         original = getattr(owner, name)
         replacement = functools.wraps(original)(wrap(original))

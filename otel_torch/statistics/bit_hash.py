@@ -14,13 +14,14 @@ import functools
 import torch
 from torch import Tensor
 
+from otel_torch.statistics.reduce import widest
 from otel_torch.statistics.row_layout import HASH_BITS, HASH_PARTS
 
 _BLOCK = 2**18  # elements, so that the temporary integers stay in a cache
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # of splitmix64, as signed integers: https://prng.di.unimi.it/splitmix64.c
-_STRIDE = 0x9E3779B97F4A7C15 - 2**64
-_MIX = 0xBF58476D1CE4E5B9 - 2**64
+STRIDE = 0x9E3779B97F4A7C15 - 2**64
+MIX = 0xBF58476D1CE4E5B9 - 2**64
 
 
 def bit_hash(values: Tensor) -> Tensor:
@@ -43,8 +44,7 @@ def bit_hash(values: Tensor) -> Tensor:
         part = values[start : start + _BLOCK].contiguous()
         bits = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
         total = total + (bits * multipliers[: len(bits)]).sum() * (2 * block + 1)
-    wide = torch.float32 if values.device.type == "mps" else torch.float64
-    return torch.stack(split_into_parts(total)).to(wide)
+    return torch.stack(split_into_parts(total)).to(widest(values.device))
 
 
 def split_into_parts(numbers: Tensor) -> list[Tensor]:
@@ -56,6 +56,6 @@ def split_into_parts(numbers: Tensor) -> list[Tensor]:
 @functools.lru_cache
 def _multipliers(device: torch.device) -> Tensor:
     """Return an odd multiplier for each position of a block."""
-    mixed = torch.arange(1, _BLOCK + 1, device=device) * _STRIDE
-    mixed = (mixed ^ (mixed >> 30)) * _MIX
+    mixed = torch.arange(1, _BLOCK + 1, device=device) * STRIDE
+    mixed = (mixed ^ (mixed >> 30)) * MIX
     return (mixed ^ (mixed >> 27)) | 1

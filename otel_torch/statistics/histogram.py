@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from otel_torch.statistics.reduce import widest
+
 # bin 0: zeros; 1: below 2^-40; 2 to 61: from 2^(bin - 42) to below twice that; 62: from 2^20 on;
 # 63: NaN and Inf
 _SMALLEST, _LARGEST = -40, 20
@@ -33,7 +35,7 @@ def histogram(values: Tensor) -> Tensor:
     >>> counts[0].item(), counts[42].item(), counts[43].item()
     (1.0, 2.0, 1.0)
     """
-    wide = torch.float32 if values.device.type == "mps" else torch.float64
+    wide = widest(values.device)
     if values.is_quantized:
         values = values.dequantize()
     numbers = values.to(torch.complex128).abs() if values.is_complex() else values.to(wide)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,7 +161,6 @@ def measure(tensor: Tensor, columns: Sequence[str] = SCALARS) -> Measurement:
 
 @unobserved
 def _measure_any(tensor: Tensor, plan: _RowPlan) -> Measurement:
-    """Measure a tensor of any kind."""
     unwrapped = Unwrapped(None, -1, None)
     try:
         unwrapped = unwrap(tensor)
@@ -225,14 +224,8 @@ def _row_by_cpu_kernel(
             for piece in pieces
         ]
         row = rows[0] if len(rows) == 1 else _combine(rows)
-    if "part_sketches" in plan.columns:
-        row += part_sketches(values).tolist()
-    if "row_sketch" in plan.columns:
-        row += row_sketch(*_positioned(values, shard, rows=True)).tolist()
-    if "hash" in plan.columns:
-        row += bit_hash(values).tolist()
-    if "rows" in plan.columns:
-        row += row_sketches(values).flatten().tolist()
+    for part in _parts_by_torch(values, plan, shard):
+        row += part.tolist()
     return row
 
 
@@ -265,18 +258,23 @@ def _row_by_torch(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor
         parts.append(torch.stack([histogram(piece) for piece in split(values)]).sum(0))
     if "sketch" in plan.columns:
         parts.append(sketch(*_positioned(values, shard)))
-    if "part_sketches" in plan.columns:
-        parts.append(part_sketches(values))
-    if "row_sketch" in plan.columns:
-        parts.append(row_sketch(*_positioned(values, shard, rows=True)))
-    if "hash" in plan.columns:
-        parts.append(bit_hash(values))
-    if "rows" in plan.columns:
-        parts.append(row_sketches(values).flatten())
+    parts += _parts_by_torch(values, plan, shard)
     if values.is_cpu:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     size = sum(map(torch.numel, parts))
     return torch.cat(parts, out=allocate_row(size, parts[0].dtype, values.device))
+
+
+def _parts_by_torch(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Iterator[Tensor]:
+    """Yield the columns that no kernel computes, in the order of a row."""
+    if "part_sketches" in plan.columns:
+        yield part_sketches(values)
+    if "row_sketch" in plan.columns:
+        yield row_sketch(*_positioned(values, shard, rows=True))
+    if "hash" in plan.columns:
+        yield bit_hash(values)
+    if "rows" in plan.columns:
+        yield row_sketches(values).flatten()
 
 
 def _has_contiguous_positions(values: Tensor, shard: Shard) -> bool:

@@ -146,7 +146,6 @@ def _struct(name: str, maker: str, kind: str, members: Mapping[str, str]) -> lis
 
 
 def header_text() -> str:
-    """Return the text of `native/layout.h`."""
     lines = ["/* Made by native_layout.py from its table: do not edit. */", "", "#pragma once", ""]
     for prefix, fields, holds in POSITIONS:
         names = [f"{prefix}{field.upper()}" for field in fields]

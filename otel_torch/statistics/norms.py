@@ -18,7 +18,7 @@ from torch import Tensor
 from otel_torch.statistics.device_rows import allocate_row
 from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.statistics.measure import Measurement
-from otel_torch.statistics.reduce import split
+from otel_torch.statistics.reduce import split, widest
 from otel_torch.statistics.row_layout import SCALARS
 from otel_torch.statistics.unwrap_tensor import has_memory, is_part, unwrap
 from otel_torch.torch_private import norms_of_each, unobserved
@@ -154,8 +154,3 @@ def _rows_of_tensor(numbers: Tensor) -> Sequence[Sequence[float] | Tensor]:
     columns = torch.stack([wide, wide, wide, wide.square(), wide.abs(), *flags], 1)
     memory = allocate_row(columns.numel(), columns.dtype, columns.device)
     return memory.copy_(columns.view(-1)).view(columns.shape).unbind()
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """Return the widest float of a device."""
-    return torch.float32 if device.type == "mps" else torch.float64

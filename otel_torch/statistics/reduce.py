@@ -45,7 +45,7 @@ def reduce_scalars(values: Tensor, columns: Sequence[str]) -> Tensor:
     [-2.0, 1.0, -1.0, nan, nan, nan, nan]
     """
     if not columns:
-        dtype = torch.float32 if values.device.type == "mps" else torch.float64
+        dtype = widest(values.device)
         return torch.full((len(SCALARS),), math.nan, dtype=dtype, device=values.device)
     pieces = [_reduce_piece(piece, columns) for piece in split(values)]
     if len(pieces) == 1:
@@ -153,6 +153,10 @@ def _reduce_on_device(wide: Tensor, columns: Sequence[str]) -> dict[str, Tensor]
     return numbers
 
 
+def widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _widen(piece: Tensor) -> Tensor:
     """Copy a piece flat and in fp64 (fp32 on MPS); for complex numbers their magnitudes.
 
@@ -163,7 +167,7 @@ def _widen(piece: Tensor) -> Tensor:
     if piece.is_complex():
         return piece.to(torch.complex128).abs().flatten()
     if not piece.is_cpu:
-        dtype = torch.float32 if piece.is_mps else torch.float64
+        dtype = widest(piece.device)
         return piece.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1)
     # one buffer per thread: the page faults of a new one cost more than the arithmetic
     scratch = getattr(_local, "scratch", None)

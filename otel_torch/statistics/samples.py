@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from otel_torch.statistics.norms import squared_norms, widest
+from otel_torch.statistics.norms import squared_norms
+from otel_torch.statistics.reduce import widest
 from otel_torch.torch_private import unobserved
 
 _RUNS, _LENGTH = 1024, 64

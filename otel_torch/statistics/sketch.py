@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from otel_torch.statistics.reduce import widest
 from otel_torch.statistics.sketch_format import FREQUENCIES, SIZE, TURNS
 from otel_torch.torch_private import unobserved
 
@@ -56,7 +57,7 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
     Returns:
         shape (64,), float64 (float32 on devices without it), on the device of `values`.
     """
-    dtype = wide_dtype(values.device)
+    dtype = widest(values.device)
     folded = torch.zeros(FOLD, dtype=dtype, device=values.device)
     for piece_index, offset, elements in _pieces(values, start):
         signs, wide = _signs(values.device, dtype), elements.to(dtype)
@@ -89,7 +90,7 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     Returns:
         as `sketch`: 32 real parts, then 32 imaginary parts.
     """
-    dtype = wide_dtype(values.device)
+    dtype = widest(values.device)
     rows = as_real(values if values.dim() else values[None])
     rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     signs = _signs(values.device, dtype)
@@ -115,10 +116,6 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
 @functools.lru_cache
 def _turns(device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.tensor(TURNS, dtype=dtype).to(device)  # which waits for the device
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def as_real(values: Tensor) -> Tensor:
@@ -204,7 +201,7 @@ def shift(piece_index: int) -> tuple[int, float]:
 def prepare_tables(device: torch.device) -> None:
     """Send the tables that sketches need to a device, and wait for it."""
     for table in (_signs, _projection, _shift_table):
-        table(device, wide_dtype(device))
+        table(device, widest(device))
 
 
 def sign_tensor(purpose: str, count: int, dtype: torch.dtype) -> Tensor:

@@ -31,13 +31,13 @@ def make_turns() -> tuple[float, ...]:
 TURNS = make_turns()
 
 
-def encode(numbers: Sequence[float]) -> str:
-    """Encode a sketch for a recording: base64 of little-endian float32.
+def encode(numbers: Sequence[float], kind: str = "f") -> str:
+    """Encode numbers for a recording: base64, little-endian, of a type code of `array`.
 
     >>> encode([1.0, 0.0])
     'AACAPwAAAAA='
     """
-    floats = array("f", numbers)
+    packed = array(kind, numbers)
     if array("H", [1]).tobytes() != b"\x01\x00":
-        floats.byteswap()
-    return b64encode(floats.tobytes()).decode()
+        packed.byteswap()
+    return b64encode(packed.tobytes()).decode()

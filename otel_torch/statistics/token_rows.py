@@ -10,24 +10,22 @@ An id is hashed with splitmix64 (https://prng.di.unimi.it/splitmix64.c) unless i
 
 from __future__ import annotations
 
-from array import array
-from base64 import b64encode
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from otel_torch.records import Statistic
-from otel_torch.statistics.bit_hash import split_into_parts
+from otel_torch.statistics.bit_hash import MIX, STRIDE, split_into_parts
 from otel_torch.statistics.device_rows import allocate_row
 from otel_torch.statistics.measure import Measurement
-from otel_torch.statistics.norms import widest
+from otel_torch.statistics.reduce import widest
 from otel_torch.statistics.row_layout import HASH_PARTS, ROWS_MAX, join_parts
+from otel_torch.statistics.sketch_format import encode
 from otel_torch.torch_private import unobserved
 
-# as signed integers
-_STRIDE = 0x9E3779B97F4A7C15 - 2**64
-_MIX, _LAST_MIX = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+# of splitmix64, as a signed integer
+_LAST_MIX = 0x94D049BB133111EB - 2**64
 _UPDATES = "updates"
 # a padding has no request and no position
 NO_TOKEN = -1
@@ -111,8 +109,8 @@ def mix(ids: Tensor) -> Tensor:
     >>> [number % 2**64 for number in mix(torch.tensor([0, 1])).tolist()]
     [16294208416658607535, 10451216379200822465]
     """
-    mixed = ids + _STRIDE
-    mixed = (mixed ^ _shift_right(mixed, 30)) * _MIX
+    mixed = ids + STRIDE
+    mixed = (mixed ^ _shift_right(mixed, 30)) * MIX
     mixed = (mixed ^ _shift_right(mixed, 27)) * _LAST_MIX
     return mixed ^ _shift_right(mixed, 31)
 
@@ -135,19 +133,11 @@ def token_statistics(row: Sequence[float], measurement: Measurement) -> dict[str
     for name, width in zip(names, widths, strict=True):
         parts, columns = columns[:width], columns[width:]
         if name == "hashes":
-            stats[name] = _encode("Q", [join_parts(number) for number in zip(*parts, strict=True)])
+            stats[name] = encode([join_parts(number) for number in zip(*parts, strict=True)], "Q")
         elif width > 1:
             stats[name] = [join_parts(number) for number in zip(*parts, strict=True)]
         elif name == "logprobs":
-            stats[name] = _encode("f", parts[0])
+            stats[name] = encode(parts[0])
         else:
             stats[name] = [int(number) for number in parts[0]]
     return stats
-
-
-def _encode(kind: str, numbers: Sequence[float]) -> str:
-    """Encode numbers for a recording: base64, little-endian, of a type code of `array`."""
-    packed = array(kind, numbers)
-    if array("H", [1]).tobytes() != b"\x01\x00":
-        packed.byteswap()
-    return b64encode(packed.tobytes()).decode()

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from otel_torch.process.console import say_once
+from otel_torch.statistics.reduce import widest
 from otel_torch.statistics.row_layout import ROW_NUMBERS, ROWS_MAX
-from otel_torch.statistics.sketch import as_real, sign_tensor, wide_dtype
+from otel_torch.statistics.sketch import as_real, sign_tensor
 
 _FOLD, _PROJECTIONS = 64, ROW_NUMBERS - 1
 # elements that are widened at once: on a CPU few enough for its cache
@@ -69,11 +70,11 @@ def row_sketches(values: Tensor) -> Tensor:
 
 @functools.lru_cache(256)
 def _signs(width: int, device: torch.device) -> Tensor:
-    return sign_tensor("columns", width, wide_dtype(device)).to(device)
+    return sign_tensor("columns", width, widest(device)).to(device)
 
 
 @functools.cache
 def _projection(device: torch.device) -> Tensor:
     """Return the projection, shape (8, 64), whose columns have length 1."""
-    signs = sign_tensor("tokens", _PROJECTIONS * _FOLD, wide_dtype(device))
+    signs = sign_tensor("tokens", _PROJECTIONS * _FOLD, widest(device))
     return signs.view(_PROJECTIONS, _FOLD).div_(math.sqrt(_PROJECTIONS)).to(device)

@@ -70,7 +70,6 @@ def to_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metric_name(phase: str, statistic: str) -> str:
-    """Return the name of the metric of one statistic."""
     return f"{TRAINING if phase == PHASE else ACTIVATION}.{statistic}"
 
 

@@ -372,7 +372,6 @@ class LightTracer:
         return context.trace_id, TraceFlags(random | TraceFlags.SAMPLED), state
 
     def attributes_of(self, label: RegionLabel) -> Any:
-        """Return the attributes of an unmodified span."""
         last = self._last_attributes
         if last[0] is not label:
             limits = self.limits
@@ -391,7 +390,6 @@ class LightTracer:
             self.process(span)
 
     def process(self, span: LightSpan) -> None:
-        """Give an ended span to the processors."""
         span.awaits_release = False
         attributes = span.__dict__.get("_attributes")
         if attributes is not None:

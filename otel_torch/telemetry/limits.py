@@ -32,7 +32,6 @@ def read_span_limits(environ: Mapping[str, str] = os.environ) -> SpanLimits:
 
 
 def read_log_limits() -> LogRecordLimits:
-    """Return the limits of the environment."""
     try:
         return LogRecordLimits()
     except ValueError as error:
@@ -56,7 +55,6 @@ def _is_below(limit: int | None) -> bool:
 
 
 def count_dropped(span: ReadableSpan, losses: Losses) -> None:
-    """Count what the limits have dropped from a span."""
     losses.count("span_event", "event_limit", span.dropped_events)
     losses.count("link", "link_limit", span.dropped_links)
     parts: list[Any] = [*span.events, *span.links]

@@ -53,8 +53,8 @@ _FILES_S = 8.0
 _AFTER_FILES_S = 0.5
 
 
-def _read_metric_interval(environ: Any = os.environ) -> float:
-    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+def _read_metric_interval() -> float:
+    text = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
     return int(text) / 1000 if text.isdigit() and int(text) else _METRIC_INTERVAL_S
 
 
@@ -103,7 +103,6 @@ class Pipelines:
 
     @cached_property
     def resource(self) -> Resource:
-        """The resource of this process."""
         return build_resource(self.job)
 
     def provider(self, signal: str) -> Any | None:
@@ -150,7 +149,6 @@ class Pipelines:
         self._collectors[signal] = collect
 
     def put(self, signal: str, items: Sequence[QueueItem]) -> None:
-        """Enqueue items of a signal."""
         self.put_for(self.provider(signal), signal, items)
 
     def put_for(self, provider: Any | None, signal: str, items: Sequence[QueueItem]) -> None:

@@ -83,9 +83,9 @@ def is_always_sampling(sampler: Any, parent: str) -> bool:
     )
 
 
-def is_sdk_counting_spans(environ: Any = os.environ) -> bool:
+def is_sdk_counting_spans() -> bool:
     """Return whether the SDK makes metrics of its own spans. Then each span must be started by its
     tracer.
     """
-    value = environ.get("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "")
-    return str(value).strip().lower() == "true"
+    value = os.environ.get("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "")
+    return value.strip().lower() == "true"

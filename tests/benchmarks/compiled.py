@@ -78,7 +78,6 @@ TINY_SIDES = {
 
 
 # -- the program, which knows nothing of recording
-# -------------------------------------------------------------------------
 
 
 def llama(width: int, layers: int = 12) -> Any:
@@ -171,7 +170,6 @@ def serve(how: str, width: int, batch: int, tokens: int, forwards: int, layers: 
 
 
 # -- taking turns
-# --------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -106,7 +106,6 @@ def lengthen(short: Path, long: Path, steps: int) -> None:
 
 
 # -- what is measured
-# --------------------------------------------------------------------------------------------------
 
 
 def _orjson_lines(path: Path) -> None:

@@ -58,7 +58,6 @@ AS_SHIPPED = {
 
 
 # -- a rank
-# --------------------------------------------------------------------------------------------------
 
 
 def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
@@ -159,7 +158,6 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
 
 
 # -- what stands behind the gateway
-# ------------------------------------------------------------------------------------------
 
 
 def be_the_backends() -> None:
@@ -222,7 +220,6 @@ def made_by_each(signals: str, records: int, steps: int) -> dict[str, int]:
 
 
 # -- processes
-# --------------------------------------------------------------------------------------------------
 
 
 class Child:
@@ -543,7 +540,6 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
 
 
 # -- the backends themselves
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -684,7 +680,6 @@ def backends_table(found: Sequence[Stored]) -> str:
 
 
 # -- what it comes to
-# --------------------------------------------------------------------------------------------------
 
 
 def growth_table(runs: Sequence[Run], period: float) -> str:

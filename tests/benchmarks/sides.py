@@ -126,7 +126,6 @@ def session(path: Path, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 # -- FastVideo's trace
-# --------------------------------------------------------------------------------------------------
 # Its costs, one by one: `forward` replaced by a partial that walks the module's hooks, each
 # statistic by its own reduction of its own fp32 copy and its own read, and a locked, line-buffered
 # write of json.dumps.

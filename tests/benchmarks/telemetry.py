@@ -44,7 +44,6 @@ Loop = Callable[[int], None]
 
 
 # -- the other process
-# -------------------------------------------------------------------------------------------------
 
 
 def receive() -> None:
@@ -112,7 +111,6 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 # -- records by themselves
-# ---------------------------------------------------------------------------------------------
 
 
 def records_of(step: int, modules: int) -> list[Record]:
@@ -243,7 +241,6 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
 
 
 # -- a training loop
-# --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -288,7 +285,6 @@ def training(
 
 
 # -- measuring
-# --------------------------------------------------------------------------------------------------
 
 Side = Callable[[], AbstractContextManager[Loop]]
 

@@ -123,7 +123,6 @@ def same(actual: list[Tensor], expected: list[Tensor], exact: bool = True) -> bo
 
 
 # -- tensor_tracker
-# --------------------------------------------------------------------------------------------------
 
 
 @SUBJECTS
@@ -273,7 +272,6 @@ def assert_same_calls(
 
 
 # -- nnsight's cache
-# --------------------------------------------------------------------------------------------------
 
 
 def everything(cache: CacheDict) -> dict[str, list[list[Tensor]]]:
@@ -368,7 +366,6 @@ def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(
 
 
 # -- nnsight's tracer
-# --------------------------------------------------------------------------------------------------
 
 
 def patched(it: Any, subject: Subject) -> tuple[Tensor, Tensor]:
@@ -514,7 +511,6 @@ def test_guidance_is_two_bodies_with_a_barrier_at_every_step() -> None:
 
 
 # -- the compiler that makes code
-# ------------------------------------------------------------------------------------------
 
 
 def test_tracked_and_cached_by_inductor(fresh_compiler: None) -> None:

@@ -139,7 +139,6 @@ def check(trace: Callable[[Net], object], traces: int = TRACES) -> None:
 
 
 # -- Cache
-# --------------------------------------------------------------------------------------------------
 
 
 def cached(model: Net) -> None:
@@ -193,7 +192,6 @@ def test_caches(trace: Callable[[Net], None]) -> None:
 
 
 # -- interleave
-# --------------------------------------------------------------------------------------------------
 
 
 def invoked(model: Net) -> None:
@@ -304,7 +302,6 @@ def test_one_interleaver_for_all_runs() -> None:
 
 
 # -- track, scan, lockstep, offload
-# ----------------------------------------------------------------------------------------
 
 
 def tracked(model: Net) -> None:

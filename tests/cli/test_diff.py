@@ -100,7 +100,6 @@ def recordings(tmp_path_factory):
 
 
 # -- what it says, and where
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,6 @@ def test_as_a_function(recordings):
 
 
 # -- what a person probably did not mean
-# -----------------------------------------------------------------------------------
 
 
 def test_the_same_file_twice_is_a_match_and_said(recordings, tmp_path):
@@ -245,7 +243,6 @@ def test_exchanged_files_are_said(recordings, tmp_path):
 
 
 # -- bad input
-# --------------------------------------------------------------------------------------------------
 
 
 def bad_files(folder: Path, good: Path) -> dict[str, tuple[str, list[str]]]:
@@ -415,7 +412,6 @@ def test_a_folder_for_isolation_must_be_there(recordings, tmp_path):
 
 
 # -- files for CI
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,6 @@ class Flaky(Receiver):
 
 
 # -- everything arrives
-# ------------------------------------------------------------------------------------------------
 
 
 @PROTOCOLS
@@ -234,7 +233,6 @@ def test_a_folder_is_searched_and_what_is_no_otlp_in_it_is_left_out(tmp_path: Pa
 
 
 # -- cut off, and again
-# ------------------------------------------------------------------------------------------------
 
 
 @PROTOCOLS
@@ -395,7 +393,6 @@ def test_where_nothing_can_be_kept_everything_arrives_and_it_is_said(tmp_path: P
 
 
 # -- not everything is taken
-# -------------------------------------------------------------------------------------------
 
 
 @PROTOCOLS
@@ -503,7 +500,6 @@ def test_lines_in_between_that_cannot_be_read_are_said_and_the_others_arrive(
 
 
 # -- bad input
-# --------------------------------------------------------------------------------------------------
 
 SOMEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
@@ -567,7 +563,6 @@ def test_an_empty_file_is_nothing_to_send(tmp_path: Path) -> None:
 
 
 # -- pieces
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_rate_spreads_messages_over_time() -> None:

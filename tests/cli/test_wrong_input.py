@@ -107,7 +107,6 @@ def one_line(capsys, arguments: list[str]) -> tuple[int, str]:
 
 
 # -- rows
-# --------------------------------------------------------------------------------------------------
 
 
 def wrong(row: dict[str, Any]) -> list[tuple[str, str]]:
@@ -219,7 +218,6 @@ def test_ranks_with_shards_name_the_wrong_line(real, write, tmp_path, capsys):
 
 
 # -- metadata
-# --------------------------------------------------------------------------------------------------
 
 WRONG_META: dict[str, Any] = {
     **{f"{name} {kind}": {name: value} for name in (
@@ -271,7 +269,6 @@ def test_metadata_nested_without_end_is_left_out(real, write, capsys):
 
 
 # -- files of other kinds
-# --------------------------------------------------------------------------------------------------
 
 
 def readers(path: Path, good: Path) -> list[list[str]]:

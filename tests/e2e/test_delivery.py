@@ -124,7 +124,6 @@ def files(collector: Running) -> Path:
 
 
 # -- healthy
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -154,7 +153,6 @@ def test_all_that_a_program_makes_arrives(tmp_path: Path, laptop: Running) -> No
 
 
 # -- unhealthy
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -293,7 +291,6 @@ def test_accepting_in_part(tmp_path: Path, laptop: Running, protocol: str) -> No
 
 
 # -- a node's Collector, and its gateway
-# ------------------------------------------------------------------------------
 
 
 def taken(agent: Running) -> int:

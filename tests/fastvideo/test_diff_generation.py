@@ -151,7 +151,6 @@ def test_what_fastvideo_does_otherwise_is_found_too(report: Report) -> None:
 
 
 # -- FastVideo's own trace of the same
-# -------------------------------------------------------------------------------------
 
 
 def written(folder: Path, name: str, lines: list[str]) -> Path:

@@ -29,7 +29,6 @@ WIDTH, HEADS = reference.WIDTH, reference.HEADS
 
 
 # -- a port of the reference, with a fault
-# --------------------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -145,7 +144,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 # -- manifests of the reference
-# --------------------------------------------------------------------------------------------------
 
 
 def names_in_order(tensors: dict[str, Any]) -> Manifest:
@@ -314,7 +312,6 @@ def test_several_forwards_are_paired_with_those_of_the_port(tmp_path, recorded):
 
 
 # -- the rows
-# --------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, manifest: Any, **arrays: Any) -> Path:
@@ -505,7 +502,6 @@ def test_the_command_says_where_the_recording_is(tmp_path, capsys):
 
 
 # -- bad input
-# --------------------------------------------------------------------------------------------------
 
 BAD_MANIFESTS = {
     "not JSON": ('["a",\n "b" "c"]', r"dump.json: line 2: is not JSON"),

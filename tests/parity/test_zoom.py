@@ -20,8 +20,6 @@ from otel_torch import session
 from otel_torch.parity.breakdown import break_down
 from otel_torch.recording.isolation_pairing import Pairing
 from otel_torch.recording.tensor_files import TensorFolder, tensor_key
-from otel_torch.recording.tensor_sink import record_key
-from otel_torch.records import Record
 from otel_torch.sources.interventions.isolation import rebuilt
 from otel_torch.sources.tensors.values import walk
 from tests.support import PROGRAMS, environment, lines, metadata, recording, run_python
@@ -487,11 +485,6 @@ def test_tensors_are_found_and_read_without_torch(tmp_path: Path) -> None:
             loaded, tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
         )
     assert folder.find(0, 1, tensor_key("Kinds", "", "out[0]", 0, "forward")) is None
-
-
-def test_keys_are_those_of_the_sink() -> None:
-    row = Record("blocks.0", "out[1]", 3, 1, 0, "Net", "eval", None, {}, 0)
-    assert tensor_key("Net", "blocks.0", "out[1]", 1, "eval") == record_key(row)
 
 
 def test_a_folder_of_several_runs_asks_which(tmp_path: Path) -> None:

@@ -298,7 +298,6 @@ def test_the_library_is_built_where_there_is_a_compiler():
 
 
 # -- the thread that reads ahead
-# --------------------------------------------------------------------------------------------------
 
 
 def is_reading() -> bool:

@@ -59,7 +59,6 @@ ROW = {
 }  # fmt: skip
 
 # -- send
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +214,6 @@ def test_of_a_folder_all_otlp_is_sent_and_what_cannot_be_is_no_success(
 
 
 # -- commands that take a recording
-# --------------------------------------------------------------------------------------------------
 
 
 def _torch_save(legacy: bool) -> bytes:

@@ -44,7 +44,6 @@ def forward(model: nn.Module, x: Tensor) -> Program:
 
 
 # -- weights of modules that are never called
-# --------------------------------------------------------------------------------------------------
 
 
 class Attending(nn.Module):
@@ -142,7 +141,6 @@ def taggers(reference: type[Tagger], port: type[Tagger]) -> tuple[Tagger, Tagger
 
 
 # -- folds
-# --------------------------------------------------------------------------------------------------
 
 
 class Adapted(nn.Module):
@@ -252,7 +250,6 @@ class Plain(nn.Module):
 
 
 # -- rounded weights
-# --------------------------------------------------------------------------------------------------
 
 
 def rounded(model: Stack, wrong: str, factor: float) -> Stack:
@@ -276,7 +273,6 @@ class WithSpare(Stack):
 
 
 # -- what differs by right nowhere
-# --------------------------------------------------------------------------------------------------
 
 
 class Rms(nn.Module):
@@ -347,7 +343,6 @@ class Strided(nn.Module):
 
 
 # -- recomputation
-# --------------------------------------------------------------------------------------------------
 
 
 class Dropping(nn.Module):
@@ -387,7 +382,6 @@ def training(block: type[nn.Module], keeps: bool) -> Program:
 
 
 # -- pairs, and what is said of them
-# --------------------------------------------------------------------------------------------------
 
 Pair = tuple[nn.Module, nn.Module, Tensor]
 

@@ -682,7 +682,6 @@ def test_a_scan_can_be_selected_from_repeatedly():
 
 
 # -- the command
-# --------------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -13,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from otel_torch.cli import show
+from otel_torch.cli import main as cli
 from otel_torch.rendering.table import Line, escape, format_table, supports_color, write_line
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read_rows import read_rows
@@ -41,9 +40,7 @@ def recording(tmp_path):
 
 
 def run(*words):
-    parser = argparse.ArgumentParser()
-    show.add_arguments(parser)
-    return show.run(parser.parse_args(words))
+    return cli.main(["show", *words])
 
 
 def table(text):
@@ -355,7 +352,6 @@ def test_columns_line_up_whatever_the_script():
 
 
 # -- folders
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import math
 import random
 import re
 import sys
+import zlib
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +20,7 @@ from otel_torch.show import explorer_data as explorer
 from otel_torch.show import grid as grids
 from otel_torch.show.explorer_data import explorer_data
 from otel_torch.show.grid import Grid, combine
-from otel_torch.show.packed import pack, unpack
+from otel_torch.show.packed import pack
 from otel_torch.show.traces import Process, Span, assign_lanes
 from tests.pages.spans import line, span, step, write
 from tests.parity.report.test_report import HOSTILE, Page
@@ -58,6 +59,13 @@ def names(page, field):
     """Return a field of each tensor."""
     categories = explored(page)["tensors"][field]
     return [categories["names"][index] for index in categories["of"]]
+
+
+def unpack(text):
+    """Return the numbers of a packed table, as the page's script reads them."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
+    high, middle, low = planes.reshape(3, -1).astype(np.uint64)
+    return ((high << 16 | middle << 8 | low) << 40).view(np.float64)
 
 
 def table(page, statistic, recording=0):
@@ -321,7 +329,6 @@ def test_several_recordings_need_a_page(recording, capsys):
 
 
 # -- the timeline
-# --------------------------------------------------------------------------------------------------
 
 
 def test_the_outcome_is_what_matters(recording, page):
@@ -409,7 +416,6 @@ def test_a_timeline_never_draws_two_spans_in_one_place():
 
 
 # -- safety
-# --------------------------------------------------------------------------------------------------
 
 
 def test_no_name_runs_in_a_page(recording, page, tmp_path):
@@ -493,7 +499,6 @@ def test_a_page_needs_no_further_package(recording, page, monkeypatch):
 
 
 # -- the grid
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cells_in_memory", [1 << 20, 100, 1])

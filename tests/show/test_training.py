@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from otel_torch.laws.series import TrainingSeries
-from otel_torch.show.packed import unpack
 from otel_torch.show.run_sections import Run
 from otel_torch.show.selection import Selection
 from otel_torch.show.training.page import MAX_POINTS, training_section
 from otel_torch.show.training.trouble import troubles
 from tests.parity.report.test_report import HOSTILE
 from tests.show.test_overview import recording, row, run  # noqa: F401  # a fixture
-from tests.show.test_page import data, names, page, text  # noqa: F401  # a fixture
+from tests.show.test_page import data, names, page, text, unpack  # noqa: F401  # a fixture
 from tests.support import run_python
 
 TRAIN = """

@@ -536,7 +536,6 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(tmp_path, compiler):
 
 
 # -- tensors that are handed over as they are
-# ------------------------------------------------------------------------------
 
 
 @needs_exchange

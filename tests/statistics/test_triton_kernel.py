@@ -56,7 +56,6 @@ def test_the_interpreter_finds_the_numbers_of_torch(triton, tmp_path):
 
 
 # -- what can be read in the compiled kernel
-# -------------------------------------------------------------------------------
 
 
 def compiled(triton: Any, capability: int, dtype: torch.dtype, wanted: int) -> tuple[Any, Any]:
@@ -135,7 +134,6 @@ def test_it_compiles_without_a_gpu_and_reads_the_tensor_once(
 
 
 # -- choosing
-# --------------------------------------------------------------------------------------------------
 
 
 def test_triton_is_not_imported_for_the_tensors_of_a_cpu(tmp_path):
@@ -235,7 +233,6 @@ def test_nothing_is_prepared_while_a_graph_is_captured_nor_where_torch_was_chose
 
 
 # -- on a GPU
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -57,7 +57,6 @@ class Bodies:
                 self._waiting -= 1
 
     def make_barrier(self, count: int) -> Barrier:
-        """Return a barrier for `count` bodies."""
         barrier = Barrier(self, count)
         self._barriers.add(barrier)
         return barrier

@@ -24,7 +24,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,18 +89,12 @@ class InterleavedRun:
         self._scope: Scope | None = None
 
     # -- called by the body
-    # ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> InterleavedRun:
         self.begin()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         self.end(exc)
 
     def begin(self) -> None:
@@ -209,7 +202,6 @@ class InterleavedRun:
             raise self._error
 
     # -- called by the forward
-    # ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         outer_run, current_run.run = current_run.run, self
@@ -288,7 +280,6 @@ class InterleavedRun:
         first.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
     # -- messages
-    # ----------------------------------------------------------------------------------------------
 
     def _describe_passed(self, event: _Event) -> str:
         module, field, call = event
@@ -313,7 +304,6 @@ class InterleavedRun:
         )
 
     # -- the span of the run
-    # ----------------------------------------------------------------------------------------------
 
     def _open_span(self) -> None:
         running = session.current()

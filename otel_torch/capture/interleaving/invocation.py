@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from otel_torch.capture.interleaving.interleave_error import InterleaveError
@@ -49,18 +48,12 @@ class Invocation:
         object.__setattr__(self, "_thread", None)
 
     # -- the run
-    # ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Invocation:
         self._run.begin()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         self._run.end(exc)
         self._run.shared.last_result = self._run.result_so_far
 
@@ -107,7 +100,6 @@ class Invocation:
         return result
 
     # -- the tree
-    # ----------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -160,7 +152,6 @@ class Invocation:
         return f"<run of {model}, at {self._name or 'the root'}>"
 
     # -- the values of a module's call
-    # ----------------------------------------------------------------------------------------------
 
     def next(self) -> Invocation:
         """Move to the next call, of this module only or, at the root, of all modules."""

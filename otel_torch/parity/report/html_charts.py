@@ -23,7 +23,7 @@ from otel_torch.parity.report.wording import (
     module_name,
     step_name,
 )
-from otel_torch.rendering.page import grid_axes, plot_of
+from otel_torch.rendering.page import plot_of
 from otel_torch.rendering.table import escape
 
 MAX_POINTS = 1000  # of the curve; neighbors are grouped beyond that
@@ -252,7 +252,20 @@ def _grid_plot(grid: _Grid) -> dict[str, Any]:
         }
         for (row, column), pair in grid.cells.items()
     ]
-    x, y = grid_axes("step", "module", ("column", "row"))
+    x = {
+        "field": "step",
+        "type": "nominal",
+        "title": "step",
+        "sort": {"field": "column"},
+        "axis": {"labelAngle": 0, "labelOverlap": True},
+    }
+    y = {
+        "field": "module",
+        "type": "nominal",
+        "title": None,
+        "sort": {"field": "row"},
+        "axis": {"labelLimit": 360},
+    }
     colors = [f"var(--heat{index})" for index in range(len(_HEAT_NAMES))]
     color = {
         "field": "heat",

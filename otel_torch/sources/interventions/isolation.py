@@ -94,12 +94,10 @@ class _ReplaceValues(torch.autograd.Function):
 class _InputHook(SessionHook):
     """Replaces the inputs of a module, after its observer has recorded them."""
 
+    hook_name = "otel_torch.isolation.inputs"
+
     def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
         self._isolation, self._site = isolation, site
-
-    @classmethod
-    def name(cls) -> str:
-        return "otel_torch.isolation.inputs"
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -112,12 +110,10 @@ class _InputHook(SessionHook):
 class _OutputHook(SessionHook):
     """Replaces the output of a module, after its observer has recorded it."""
 
+    hook_name = "otel_torch.isolation.outputs"
+
     def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
         self._isolation, self._site = isolation, site
-
-    @classmethod
-    def name(cls) -> str:
-        return "otel_torch.isolation.outputs"
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -200,7 +196,6 @@ class Isolation(Source):
         return self._ready
 
     def uninstall(self) -> None:
-        """Remove all hooks."""
         remove_hooks(self._attached, _InputHook.name(), _OutputHook.name())
         self._attached.clear()
 

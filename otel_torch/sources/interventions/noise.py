@@ -37,7 +37,6 @@ class _Noise:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a strided tensor with noise."""
         # half a unit of the largest mantissa, rounded in the tensor's type, moves no element by
         # more than one unit
         noise = self._draw_signs(tensor).mul_(torch.finfo(tensor.dtype).eps / 2)
@@ -46,7 +45,6 @@ class _Noise:
         return torch.where(noisy.isfinite(), noisy, tensor)
 
     def _draw_signs(self, like: torch.Tensor) -> torch.Tensor:
-        """Return random 1 and -1."""
         device = like.device
         generator = self._generators.get(device)
         if generator is None:
@@ -79,14 +77,12 @@ class NoisyResults:
 class _LeafHook(SessionHook):
     """Adds noise to the output of one leaf module."""
 
+    hook_name = _HOOK
+
     def __init__(self, seed: int, path: str) -> None:
         # 32 bits, the most that torch's CPU generator uses
         digest = hashlib.blake2b(f"{seed} {path}".encode(), digest_size=4).digest()
         self._path, self._noise = path, _Noise(int.from_bytes(digest, "little"))
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -216,6 +212,5 @@ class Jitter(Source):
                 )
 
     def uninstall(self) -> None:
-        """Remove all hooks."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()

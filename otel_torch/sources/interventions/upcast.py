@@ -35,6 +35,7 @@ from otel_torch.sources.modules.hooks import (
     remove_hooks,
 )
 from otel_torch.sources.modules.module_dict import ModuleDict
+from otel_torch.sources.operations.operation_kinds import draws_now, kind_of
 from otel_torch.sources.source import Source
 
 _HOOK = "otel_torch.upcast"
@@ -67,7 +68,7 @@ class _DoubleMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as tor
         is_operator = hasattr(func, "tags")  # as opposed to a function of torch's higher order
         if not is_operator or torch_private.returns_view(func):
             return func(*args, **kwargs)
-        if _draws(func, args, kwargs):
+        if draws_now(kind_of(func), func, args, kwargs):
             return self._run_lowered(func, args, kwargs)
         try:
             return _run_in(_DOUBLE, func, args, kwargs)
@@ -90,13 +91,6 @@ class _DoubleMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as tor
 
     def _run_lowered(self, func: Any, args: Any, kwargs: Any) -> Any:
         return tree_map(_cast(_DOUBLE), _run_in(self._lowered, func, args, kwargs))
-
-
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an operation draws random numbers. Attention without dropout draws none."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    return bool(torch_private.argument(func, "dropout_p", args, kwargs) != 0.0)
 
 
 def _run_in(
@@ -158,12 +152,10 @@ _active = _ActiveMode()
 class _DoubleHook(SessionHook):
     """Enters the mode in an outermost call, and casts the inputs of that call."""
 
+    hook_name = _HOOK
+
     def __init__(self, lowered: dict[torch.dtype, torch.dtype]) -> None:
         self._lowered = lowered
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any

@@ -26,7 +26,6 @@ class FusedModules:
         self._unreported: list[Model] = []
 
     def add(self, model: Model, is_observed: Callable[[nn.Module], bool]) -> None:
-        """Watch the modules of a model that ask for hooks."""
         watched = []
         for site in model.asking_for_hooks:
             module = site.module()

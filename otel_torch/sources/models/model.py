@@ -91,7 +91,6 @@ class Model:
         return self._parameters.ids
 
     def parameter_ids_of(self, module: nn.Module) -> frozenset[int]:
-        """Return the ids of the parameters of a module of this model."""
         if core(module) is self.root():
             return self.parameter_ids()
         return frozenset(map(id, all_parameters(module)))
@@ -193,7 +192,6 @@ class SharedSite(ModuleSite):
 
     @property
     def names(self) -> list[tuple[str, int]]:  # type: ignore[override]
-        """The names in that model."""
         return self.running.names
 
     @property

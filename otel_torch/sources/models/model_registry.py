@@ -88,7 +88,6 @@ class ModelRegistry(Source):
         events.compiled_call.append(self._on_compiled_call)
 
     # -- watching
-    # ----------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         """Watch registrations and calls, and register the modules that exist already."""
@@ -225,7 +224,6 @@ class ModelRegistry(Source):
                     self.sites.pop(key, None)
 
     # -- calls
-    # ----------------------------------------------------------------------------------------------
 
     @partial(torch_private.keep_out_of_frames, with_callees=False)
     def _call_outermost(
@@ -425,7 +423,6 @@ class ModelRegistry(Source):
             stack.pop()
 
     # -- roots
-    # ----------------------------------------------------------------------------------------------
 
     def _discover_while_compiling(self, module: object) -> None:
         """Give a new module its hooks before the compiler looks for them."""

@@ -49,7 +49,6 @@ class ModelTable:
         return bool(self._models)
 
     def find(self, root: nn.Module) -> Model | None:
-        """Return the model of a root, or None if it is new."""
         model = self._by_root.get(id(root))
         if model is not None and model.root() is root:
             return model
@@ -69,7 +68,6 @@ class ModelTable:
         return f"{name}#{self._of_class[name] + 1}" if self._of_class[name] else name
 
     def add(self, model: Model, root: nn.Module) -> None:
-        """Add a new model."""
         name = class_name(root)
         self._of_class[name] += 1
         model.order = self._made

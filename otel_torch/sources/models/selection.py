@@ -26,7 +26,6 @@ class ModuleSelection:
         self._exclude = settings.exclude
 
     def has_model(self, name: str) -> bool:
-        """Return whether a model of that name is selected."""
         return self._models is None or bool(self._models.search(name))
 
     def has_module(self, name: str) -> bool:
@@ -40,11 +39,9 @@ class ModuleSelection:
         return "" if self._modules is None else near_name(self._modules.pattern, names)
 
     def has_site(self, site: ModuleSite) -> bool:
-        """Return whether a module is selected by any of its names."""
         return any(self.has_module(name) for name, _ in site.names)
 
     def sites(self, model: Model, sites: list[ModuleSite]) -> list[ModuleSite]:
-        """Return the selected ones of a model's sites."""
         if not self.has_model(model.name):
             return []
         return [site for site in sites if self.has_site(site)]

@@ -74,7 +74,6 @@ torch_private.keep_out_of_frames(is_in_call)
 
 @torch_private.keep_out_of_frames
 def is_running(model: Model) -> bool:
-    """Return whether this thread is in a call of a module of a model."""
     return any(enclosing.model is model for enclosing in thread_state.stack)
 
 

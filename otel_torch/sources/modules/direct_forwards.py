@@ -111,7 +111,6 @@ class DirectForwards:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Watch classes from now on."""
         self._is_watching = True
         setattr(nn.Module, _CHOOSE, self._choice())
 
@@ -152,7 +151,6 @@ class DirectForwards:
             self._watch(_own_entries(module))
 
     def keep(self, module: nn.Module) -> None:
-        """Have the class of a module stay watched."""
         self._containers.add(type(module))
 
     def is_part(self, module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
 import torch
@@ -67,6 +67,12 @@ class SessionHook(ForwardHook):
     """A hook of the session, which also runs around forwards that the program calls directly."""
 
     __slots__ = ()
+
+    hook_name: ClassVar[str]
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.hook_name
 
 
 class TorchHook:
@@ -334,7 +340,6 @@ def _end_session_hooks(module: nn.Module) -> None:
 
 
 def has_hook(module: nn.Module, name: str) -> bool:
-    """Return whether a module has a forward hook of that name."""
     manager = _managers.get(id(module))
     return manager is not None and name in manager.module_hooks
 
@@ -373,11 +378,9 @@ class _HookList(TorchHook):
         self.set(hooks, post_calls)
 
     def set(self, hooks: Sequence[ForwardHook], post_calls: Sequence[ForwardHook] = ()) -> None:
-        """Call these hooks from now on."""
         self.hooks, self.post_calls = tuple(hooks), tuple(post_calls)
 
     def register(self, module: nn.Module) -> Any:
-        """Register with torch and return torch's handle."""
         raise NotImplementedError
 
 

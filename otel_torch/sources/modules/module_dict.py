@@ -43,12 +43,10 @@ class ModuleDict(Generic[_V]):
         self._entries[entry.key] = entry
 
     def get(self, module: nn.Module | None) -> _V | None:
-        """Return the value of a module, or None."""
         entry = self._entries.get(id(module))
         return None if entry is None else entry.value
 
     def setdefault(self, module: nn.Module, value: _V) -> _V:
-        """Return the value of a module, which becomes `value` if there is none."""
         if id(module) not in self._entries:
             self[module] = value
         return self._entries[id(module)].value
@@ -63,14 +61,11 @@ class ModuleDict(Generic[_V]):
                 yield module
 
     def pop(self, module: nn.Module) -> _V | None:
-        """Remove the entry of a module; return its value, or None."""
         entry = self._entries.pop(id(module), None)
         return None if entry is None else entry.value
 
     def values(self) -> list[_V]:
-        """Return the values of all living modules."""
         return [entry.value for entry in list(self._entries.values())]
 
     def clear(self) -> None:
-        """Remove all entries."""
         self._entries.clear()

@@ -144,7 +144,6 @@ def _mentions(value: ast.expr, attribute: str) -> bool:
 
 
 def _syntax_tree(function: Callable[..., Any]) -> ast.Module | None:
-    """Return the syntax tree of a function, None without its source."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):

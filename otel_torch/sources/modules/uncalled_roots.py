@@ -66,7 +66,6 @@ class RootMethodRun:
         return True
 
     def forget(self) -> None:
-        """Drop the mark of this thread, if any."""
         self._of_thread.mark = None
 
 
@@ -109,7 +108,6 @@ def _codes_of(function: Any) -> Iterator[CodeType]:
 
 
 def with_inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

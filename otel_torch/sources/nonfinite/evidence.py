@@ -23,8 +23,6 @@ from otel_torch.torch_private import unobserved
 
 # a kind of `nonfinite_kind`, "finite", or "unknown" where a device would have to be waited for
 Kind = Literal["finite", "NaN", "Inf", "-Inf", "unknown"]
-# -Inf alone is what masks are made of
-HARMLESS = ("finite", "-Inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,9 @@ class RecentRecords:
             self._flushes.popleft()
 
     def clear(self) -> None:
-        """Drop all records."""
         self._flushes.clear()
 
     def of_model(self, name: str) -> list[tuple[Record, Row]]:
-        """Return the records of a model with their rows."""
         return [
             (record, row)
             for records, rows in self._flushes

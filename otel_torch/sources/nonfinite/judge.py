@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -195,6 +195,3 @@ def _limit(scene: Scene, module: nn.Module | None) -> tuple[str, ...]:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         details.append(f"the largest {dtype} is {number(torch.finfo(dtype).max)}")
     return tuple(details)
-
-
-Rule = Callable[[Scene, int], Verdict | None]

@@ -40,7 +40,6 @@ from otel_torch.sources.nonfinite.suspects import (
     Row,
     comes_out,
     first_that_comes_out,
-    first_that_matters,
     is_alarming,
     is_nonfinite,
 )
@@ -129,7 +128,6 @@ class NonFiniteOrigin(Source):
 
     @property
     def _is_over(self) -> bool:
-        """Whether the origin is known as well as it will be."""
         return self.origin is not None and self.origin.producer != UNRECORDED
 
     def examine(self, call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> None:
@@ -227,7 +225,7 @@ class NonFiniteOrigin(Source):
     def _find(
         self, records: Sequence[Record], rows: Sequence[Row], bad: list[int]
     ) -> Origin | None:
-        forward = first_that_matters(records, rows, bad)
+        forward = first_that_comes_out(records, rows, bad, is_alarming)
         for index in training_faults(records, bad):
             if forward is not None and forward < index:
                 break
@@ -258,7 +256,7 @@ class NonFiniteOrigin(Source):
         """Return the origin of a bad loss whose model has -Inf among its outputs, if it has."""
         records, rows = [record for record, _ in step], [row for _, row in step]
         bad = [index for index, row in enumerate(rows) if is_nonfinite(row)]
-        index = first_that_comes_out(records, rows, bad)
+        index = first_that_comes_out(records, rows, bad, is_nonfinite)
         if index is None:
             return None
         origin = self._explain(records, rows, bad, index)
@@ -334,7 +332,8 @@ class NonFiniteOrigin(Source):
         self, records: Sequence[Record], rows: Sequence[Row], bad: list[int], index: int
     ) -> list[str]:
         """Return where -Inf came from, if a module had it before."""
-        earlier = first_that_comes_out(records, rows, [other for other in bad if other < index])
+        before = [other for other in bad if other < index]
+        earlier = first_that_comes_out(records, rows, before, is_nonfinite)
         if earlier is None:
             return []
         record = records[earlier]

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from otel_torch import torch_private
+from otel_torch.sources.modules.hooks import HOOK_TABLES
 
-_HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
-    "_backward_pre_hooks",
-)  # fmt: skip
+_HOOKS = (*HOOK_TABLES, "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,7 +40,6 @@ class Origin:
     operation: str | None = None
 
     def line(self) -> str:
-        """Return one line."""
         step = f"step {self.step}" + (f" of loop {self.loop}" if self.loop else "")
         phase = "" if self.phase in ("forward", "train") else f" ({self.phase})"
         parts = [f"first {self.kind}: {step}{phase}, {self.text}", *self.details]
@@ -76,8 +74,3 @@ def number(value: float) -> str:
     ('65504', '1.5e-09')
     """
     return f"{value:.6g}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def numbers(values: Iterable[float]) -> str:
-    """Return several magnitudes in order."""
-    return ", ".join(map(number, values))

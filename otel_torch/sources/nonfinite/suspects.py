@@ -75,27 +75,14 @@ def _encloses(outer: Record, inner: Record) -> bool:
     return not outer.module or inner.module.startswith(outer.module + ".")
 
 
-def first_that_matters(
-    records: Sequence[Record], rows: Sequence[Row], bad: Sequence[int]
+def first_that_comes_out(
+    records: Sequence[Record], rows: Sequence[Row], bad: Sequence[int], is_bad: IsBad
 ) -> int | None:
-    """Return the index of the first record of a forward whose NaN or +Inf comes out, or None.
+    """Return the index of the first record of a forward whose NaN or Inf comes out, or None.
 
     Args:
         bad: the indices of the records with NaN or Inf.
     """
-    return _first(records, rows, bad, is_alarming)
-
-
-def first_that_comes_out(
-    records: Sequence[Record], rows: Sequence[Row], bad: Sequence[int]
-) -> int | None:
-    """Return likewise the first one whose NaN or Inf of any kind comes out."""
-    return _first(records, rows, bad, is_nonfinite)
-
-
-def _first(
-    records: Sequence[Record], rows: Sequence[Row], bad: Sequence[int], is_bad: IsBad
-) -> int | None:
     for index in bad:
         if (
             records[index].phase in FORWARD_PHASES

@@ -185,5 +185,4 @@ def modules_in_order(records: Iterable[Record]) -> list[str]:
 
 
 def _contains(module: str, *others: str | None) -> bool:
-    """Return whether a module contains one of others."""
     return not module or any(other and other.startswith(f"{module}.") for other in others)

@@ -7,7 +7,7 @@ later step has it too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,13 +36,11 @@ Report = Callable[[RecordedCall, str, Row], None]
 class _RootHook(SessionHook):
     """Sees the outputs of a model's root."""
 
+    hook_name = _HOOK
+
     def __init__(self, watch: NonFiniteWatch, site: ModuleSite) -> None:
         self._watch, self._site = watch, site
         self._number = compiled.site_tensor(site, watch)
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -84,18 +82,12 @@ class NonFiniteWatch(Source):
                 )
 
     def uninstall(self) -> None:
-        """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
 
     def on_output(self, model: Model, output: Any) -> None:
         """Measure what an outermost forward of `model` returned, if it is not recorded."""
-        try:
-            if model.forward_context is not None and not model.forward_context.recording:
-                for label, tensor in walk(output, "out"):
-                    self._measure(model, label, tensor)
-        except Exception as error:
-            _report_failure(model, error)
+        self._watch(model, lambda: walk(output, "out"))
 
     def on_compiled_tensors(
         self,
@@ -106,21 +98,22 @@ class NonFiniteWatch(Source):
         differentiable: bool,
     ) -> None:
         """Measure what a compiled root returned, if its forward is not recorded."""
-        try:
-            context = site.model.forward_context
-            if context is not None and not context.recording:
-                for label, tensor in tensors:
-                    self._measure(site.model, label, tensor)
-        except Exception as error:
-            _report_failure(site.model, error)
+        self._watch(site.model, lambda: tensors)
 
-    def _measure(self, model: Model, label: str, tensor: torch.Tensor) -> None:
-        context = model.forward_context
-        assert context is not None
-        measured = measure(tensor, RANGE)
-        if measured.row is not None:
-            place = context.step, 0, context.loop, context.phase, context.branch
-            self._pending.append((RecordedCall(model.name, "", *place), label, measured))
+    def _watch(
+        self, model: Model, tensors_of: Callable[[], Iterable[tuple[str, torch.Tensor]]]
+    ) -> None:
+        try:
+            context = model.forward_context
+            if context is None or context.recording:
+                return
+            for label, tensor in tensors_of():
+                measured = measure(tensor, RANGE)
+                if measured.row is not None:
+                    place = context.step, 0, context.loop, context.phase, context.branch
+                    self._pending.append((RecordedCall(model.name, "", *place), label, measured))
+        except Exception as error:
+            say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")
 
     def collect(self) -> None:
         """Report the measurements that have reached the host, and start reading the new ones."""
@@ -136,7 +129,3 @@ class NonFiniteWatch(Source):
                     self._report(call, label, row)
         except Exception as error:
             say_once(f"the outputs of a step were not watched: {type(error).__name__}: {error}")
-
-
-def _report_failure(model: Model, error: Exception) -> None:
-    say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")

@@ -38,7 +38,6 @@ def describe_arguments(
 
 
 def to_json(value: Any, number_of: Callable[[torch.Tensor], int | None]) -> Any:
-    """Return one argument as JSON."""
     kind = type(value)
     if kind in _KEPT:
         return value

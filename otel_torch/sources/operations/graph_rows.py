@@ -43,13 +43,11 @@ class PackedRow:
         self._data = array("d", scalars).tobytes() + array("f", sketch).tobytes()
 
     def numbers(self) -> list[float]:
-        """Return the row as `measure` has it."""
         sketch = array("f")
         sketch.frombytes(self._data[_SCALARS_SIZE:])
         return [*self.scalars(), *sketch]
 
     def scalars(self) -> array[float]:
-        """Return the scalar columns."""
         scalars = array("d")
         scalars.frombytes(self._data[:_SCALARS_SIZE])
         return scalars

@@ -97,7 +97,6 @@ class OperationKind:
 
 @functools.cache
 def kind_of(operation: Any) -> OperationKind:
-    """Return the kind of an operation."""
     name = str(operation)
     namespace, _, rest = name.partition(".")
     base = rest.partition(".")[0]

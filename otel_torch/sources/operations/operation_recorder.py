@@ -135,7 +135,6 @@ class OperationRecorder:
         self._has_gap = True
 
     # -- operations
-    # ----------------------------------------------------------------------------------------------
 
     def before(
         self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any], kind: OperationKind
@@ -342,7 +341,6 @@ class OperationRecorder:
             fields["inside"] = self.inside.numbers[-1]
 
     # -- other values
-    # ----------------------------------------------------------------------------------------------
 
     def _add_reread(self, started: Started, tensor: torch.Tensor, look: Look) -> int:
         """Add what a tensor shows after others have written to its memory."""

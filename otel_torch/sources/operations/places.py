@@ -61,7 +61,6 @@ class Places:
         self._named: WeakKeyDictionary[Model, int] = WeakKeyDictionary()
 
     # -- calls
-    # ----------------------------------------------------------------------------------------------
 
     def begin_forward(
         self, model: Model, context: ForwardContext, inputs: Inputs, line: int | None
@@ -142,7 +141,6 @@ class Places:
         return self._call(call.model if model is None else model, module, 0, call.phase)
 
     # -- names
-    # ----------------------------------------------------------------------------------------------
 
     def forget_names(self) -> None:
         """Forget what tensors are called: their memory may hold others by now."""

@@ -49,12 +49,10 @@ End = tuple[str, torch.Tensor, str | None]
 class _CallHook(SessionHook):
     """Numbers the calls of a module, and takes what an outermost one returns."""
 
+    hook_name = _HOOK
+
     def __init__(self, capture: GraphCapture, site: ModuleSite) -> None:
         self._capture, self._site = capture, site
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -116,7 +114,6 @@ class GraphCapture(Source):
         events.updated.append(self._guarded(self._on_updated))
 
     # -- steps
-    # ----------------------------------------------------------------------------------------------
 
     def _on_forward(self, model: Model, context: ForwardContext, inputs: Inputs) -> None:
         if self._has_failed or not self._is_wanted(model, context, inputs):
@@ -178,11 +175,9 @@ class GraphCapture(Source):
 
     @property
     def _is_recording(self) -> bool:
-        """Whether the operations of this thread are recorded."""
         return get_ident() in self._modes and not self._has_failed
 
     # -- calls
-    # ----------------------------------------------------------------------------------------------
 
     def _attach(self, model: Model, sites: list[ModuleSite]) -> None:
         if not self._selection.has_model(model.name) or not self._has_destination():
@@ -237,7 +232,6 @@ class GraphCapture(Source):
         self.recorder.add_ends(call, ends)
 
     # -- rows
-    # ----------------------------------------------------------------------------------------------
 
     def _add(self, row: GraphRow) -> None:
         recorder = self._session.recorder
@@ -251,11 +245,9 @@ class GraphCapture(Source):
         self._session.recorder.flush(None if tracker is None else tracker.step_scope)
 
     def describe(self) -> list[list[Any]]:
-        """Return the table of lines for the metadata."""
         return self.recorder.lines.describe()
 
     # -- failures and the end
-    # ----------------------------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True

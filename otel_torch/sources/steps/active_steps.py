@@ -97,7 +97,6 @@ class ActiveSteps:
         self._active = {}
 
     def of(self, owner: Owner) -> ActiveStep | None:
-        """Return the active step of an owner."""
         return self._active.get(owner)
 
     def all(self) -> list[ActiveStep]:
@@ -105,7 +104,6 @@ class ActiveSteps:
         return list(self._active.values())
 
     def training(self) -> list[ActiveStep]:
-        """Return the active training steps."""
         return [step for step in self._active.values() if step.position.rule == "optimizer"]
 
     @property
@@ -153,7 +151,6 @@ class ActiveSteps:
         return active
 
     def end_all(self, steps: list[ActiveStep]) -> None:
-        """End several steps."""
         for step in steps:
             self.end(step)
 

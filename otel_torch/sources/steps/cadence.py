@@ -105,7 +105,6 @@ class _KindCosts:
         return self.charged + self.recent * (self.cost or 0.0)
 
     def begin_step(self, loop: int) -> None:
-        """Count a step that begins."""
         self.seen += 1
         self.steps_in_loop = self.steps_in_loop + 1 if loop == self.loop else 1
         self.loop = loop
@@ -139,7 +138,6 @@ class _KindCosts:
         return on_ladder and (self.cost is None or self.spent + self.cost <= allowance)
 
     def charge(self) -> None:
-        """Charge a step that is recorded."""
         self.recorded += 1
         if self.recorded == 2:
             self.readings.clear()  # the first one opened files
@@ -210,10 +208,8 @@ class Cadence:
         self._onsets: Counter[Hashable] = Counter()
 
     # -- events of the run
-    # ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a step."""
         if self._step is not None and self._step.kind is not None:
             self._last_step = self._step
         self._step = _TimedStep(self._clock())
@@ -255,7 +251,6 @@ class Cadence:
             self._read_for.readings[-1] += seconds
 
     def end(self) -> None:
-        """End the current step."""
         if self._step is not None:
             self._step.ended = self._clock()
 
@@ -275,7 +270,6 @@ class Cadence:
                     costs.full_left = FULL_STEPS
 
     # -- accounting
-    # ----------------------------------------------------------------------------------------------
 
     def _account_last_step(self, following: _TimedStep) -> None:
         """Add the last step to the times of its kind.
@@ -320,7 +314,6 @@ class Cadence:
         return rung
 
     # -- reports
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def cost_percent(self) -> float | None:

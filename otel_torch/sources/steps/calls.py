@@ -32,7 +32,6 @@ class StepCalls(dict[str, int]):
         self.first = first
 
     def next_number(self, module: str) -> int:
-        """Return the number that the module's next call gets."""
         return self.get(module) or self.first.get(module, 0)
 
 
@@ -69,7 +68,6 @@ class _PhaseCounts:
         return calls
 
     def drop(self, step: tuple[int, int]) -> None:
-        """Stop counting a step."""
         self.highest = max(self.highest, step)
         for module, calls in self.steps.pop(step).items():
             self.most[module] = max(self.most.get(module, 0), calls)
@@ -99,7 +97,6 @@ class CallCounter:
         self._lock = threading.Lock()
 
     def of(self, phase: str, loop: int, step: int) -> StepCalls:
-        """Return the counts of a step."""
         key = loop, step
         with self._lock:
             counts = self._phases[phase]

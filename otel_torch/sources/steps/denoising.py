@@ -26,13 +26,11 @@ class Denoising:
         self._pipelines = 0
 
     def start_pipeline(self) -> None:
-        """Handle the start of a pipeline call."""
         self._pipelines += 1
         if self._pipelines == 1:
             self._switch("inference_pre_denoising")
 
     def end_pipeline(self, error: BaseException | None = None) -> None:
-        """Handle the end of a pipeline call."""
         self._pipelines -= 1
         if self._pipelines == 0:
             self._switch(None, error)
@@ -53,7 +51,6 @@ class Denoising:
 
     @property
     def is_in_pipeline(self) -> bool:
-        """Whether a pipeline is running."""
         return self._pipelines > 0
 
     @property

@@ -66,7 +66,6 @@ class OptimizerClock:
         self.is_read = self.is_loaded = False
 
     def trains(self, parameter_ids: frozenset[int]) -> bool:
-        """Return whether the optimizer trains any of the parameters."""
         return not (
             self.parameters.isdisjoint(parameter_ids) and self.copied.isdisjoint(parameter_ids)
         )
@@ -134,7 +133,6 @@ class Optimizers:
         return clock
 
     def stepped(self, optimizer: Any) -> OptimizerClock:
-        """Count a completed step."""
         self.has_stepped = True
         clock = self._clock(optimizer)
         self._steps += 1
@@ -248,7 +246,6 @@ class Optimizers:
 
 
 def optimized_parameters(optimizer: Any) -> frozenset[int]:
-    """Return the ids of the parameters that an optimizer holds."""
     return frozenset(
         map(id, chain.from_iterable(group["params"] for group in optimizer.param_groups))
     )

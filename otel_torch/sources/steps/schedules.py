@@ -32,7 +32,6 @@ class Schedules:
         self._schedules: Any = WeakIdKeyDictionary()
 
     def set(self, scheduler: Any, length: int) -> None:
-        """Begin a schedule of `length` steps."""
         self._schedules[scheduler] = _Schedule(length)
 
     def stepped(self, scheduler: Any, *, last: bool = False) -> None:

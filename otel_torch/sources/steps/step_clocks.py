@@ -109,7 +109,6 @@ class StepTracker(Source):
         )
 
     # -- lifecycle
-    # ----------------------------------------------------------------------------------------------
 
     def forked(self) -> None:
         """Drop the steps and the forwards of the parent, and count from 0."""
@@ -145,7 +144,6 @@ class StepTracker(Source):
             )
 
     # -- schedules
-    # ----------------------------------------------------------------------------------------------
 
     def schedule_set(self, schedule: Any, length: int) -> None:
         """Begin a denoise schedule of `length` steps, in a new loop if the last one has stepped."""
@@ -178,7 +176,6 @@ class StepTracker(Source):
         self._last_traced.clear()
 
     # -- forwards
-    # ----------------------------------------------------------------------------------------------
 
     @unseen_by_function_modes
     def begin_forward(self, model: TrackedModel, inputs: Inputs = NO_INPUTS) -> ForwardContext:
@@ -244,7 +241,6 @@ class StepTracker(Source):
             self.end_forward(model, context)
 
     # -- clocks
-    # ----------------------------------------------------------------------------------------------
 
     def _position(self, forward: Forward) -> Position:
         for clock in self._clocks:
@@ -292,7 +288,6 @@ class StepTracker(Source):
         return Position("schedule", step, self._loop_of(forward), None, bounded=True)
 
     # -- steps
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def step_scope(self) -> Scope | None:

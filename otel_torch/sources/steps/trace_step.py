@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any
 
 from otel_torch import session
@@ -52,12 +51,7 @@ class trace_step:  # lower case: a context manager that reads as a verb, as in F
             depth = len(_traced.get())
             self._active = running.step_tracker.begin_traced_step(self._step, depth)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         running = session.current()
         if running is not None and running.step_tracker is not None and self._active is not None:
             running.step_tracker.end_step(self._active, error)

@@ -86,7 +86,6 @@ class TrainingSteps:
         self._denoising, self._loop = denoising, TrainingLoop()
 
     # -- what training does
-    # ----------------------------------------------------------------------------------------------
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Count a completed optimizer step, which ends training steps."""
@@ -156,7 +155,6 @@ class TrainingSteps:
         active.stopped_ns = time.time_ns()
 
     # -- where a forward is
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def trained_model(self) -> TrackedModel | None:
@@ -223,7 +221,6 @@ class TrainingSteps:
         return None
 
     def phase(self, forward: Forward) -> str:
-        """Return the phase of a forward."""
         if forward.hint.phase is not None:
             return forward.hint.phase
         if torch.is_grad_enabled():

@@ -76,7 +76,6 @@ class UpdateEvents:
                 self._emit(update)
 
     def emit_copied(self) -> None:
-        """Emit the updates of optimizers that hold copies."""
         while self._copied:
             self._emit(self._copied.pop(0))
 

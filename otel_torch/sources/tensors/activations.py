@@ -55,6 +55,7 @@ class _OutputObserver(SessionHook):
     """Observes the outputs of one module."""
 
     __slots__ = ("_activations", "_leave", "_place", "_site", "_site_tensor")
+    hook_name = _HOOK
 
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
@@ -62,10 +63,6 @@ class _OutputObserver(SessionHook):
         self._leave = activations.native.leave
         self._place = activations.native.place_of(site)
         self._site_tensor = compiled.site_tensor(site, activations)
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         # the cheapest question that the compiler answers with True
@@ -78,7 +75,6 @@ class _OutputObserver(SessionHook):
 
     @torch_private.keep_out_of_frames
     def observe_output(self, output: Any) -> None:
-        """Observe an output in Python."""
         self._activations.on_output(self._site, output)
 
 
@@ -103,7 +99,6 @@ class _InputObserver(_OutputObserver):
 
     @torch_private.keep_out_of_frames
     def observe_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Observe inputs in Python."""
         self._activations.on_inputs(self._site, args, kwargs)
 
 
@@ -199,11 +194,9 @@ class Activations(Source):
             return False
 
     def is_observed(self, module: nn.Module) -> bool:
-        """Return whether the calls of a module are observed."""
         return module in self._attached
 
     def uninstall(self) -> None:
-        """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
         self._gradient_observer.remove_hooks()
@@ -213,7 +206,6 @@ class Activations(Source):
     # -- calls
 
     def on_inputs(self, site: ModuleSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the inputs of a module that is about to run."""
         try:
             call = self._calls.make(site)
             if call is None:
@@ -228,7 +220,6 @@ class Activations(Source):
             self._measurer.report_failure(site.model.name, error)
 
     def on_output(self, site: ModuleSite, output: Any) -> None:
-        """Record the output of a module that has run."""
         try:
             if not self._inputs:
                 call = self._calls.make(site)
@@ -289,7 +280,6 @@ class Activations(Source):
             notify(call, tensors)
 
     def _parameter_names_of(self, site: ModuleSite) -> list[str]:
-        """Return the parameter names of the forward of a site's module."""
         module = site.module()
         if module is None:
             return []

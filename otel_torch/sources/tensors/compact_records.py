@@ -33,7 +33,6 @@ def is_compact(row: object) -> bool:
 
 
 def record_of(row: CompactRow, statistics: Sequence[str]) -> Record:
-    """Return a row as a record with these statistics."""
     site, module, label, context, data, *of_parity = row
     call, time_ns, measurement = unpack(data)
     position = None

@@ -65,7 +65,6 @@ class GradientObserver:
         return hooks
 
     def remove_hooks(self) -> None:
-        """Remove the hooks on leaves."""
         for _, hooks in self._leaf_hooks.values():
             for hook in hooks.values():
                 hook.remove()

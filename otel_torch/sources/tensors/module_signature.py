@@ -26,5 +26,4 @@ class ModuleSignature(NamedTuple):
 
 
 def signature_of(module: nn.Module) -> ModuleSignature:
-    """Return the signature of a module."""
     return ModuleSignature(class_name(module), tuple(argument_names(module)))

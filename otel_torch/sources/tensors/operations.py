@@ -116,14 +116,12 @@ _active = _ActiveModes()
 class _OperationHook(SessionHook):
     """Records while the module's own forward runs, without the hooks around it."""
 
+    hook_name = _HOOK
+
     def __init__(
         self, recorder_for: Callable[[ModuleSite], RecordTensor | None], site: ModuleSite
     ) -> None:
         self._recorder_for, self._site = recorder_for, site
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -259,7 +257,6 @@ class Operations(Source):
             )
 
     def uninstall(self) -> None:
-        """Remove all hooks."""
         for handle in self._attached.values():
             handle.remove()
         remove_hooks(self._attached, _HOOK)

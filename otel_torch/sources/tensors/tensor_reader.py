@@ -188,7 +188,6 @@ class _PendingRecords:
 
     @unobserved
     def records(self) -> ReadRecords:
-        """Wait for the numbers and return the records."""
         reader, numbers = self._reader, iter(self._transfer.fetch())
         items: list[Any] = self._pending
         rows: list[Any] = self._pending
@@ -210,7 +209,6 @@ class _PendingRecords:
 
 
 def step_of(row: MeasuredTensor | CompactRow) -> Scope | None:
-    """Return the scope of the step in which a pending row was measured."""
     if not isinstance(row, tuple):
         return row.call.step_scope
     context: ForwardContext = row[3]

@@ -22,7 +22,8 @@ from otel_torch.sources.steps.active_steps import ActiveStep
 from otel_torch.sources.steps.forwards import Inputs
 from otel_torch.sources.steps.training_steps import TrainingStep
 from otel_torch.sources.training.training_rows import TrainingRows
-from otel_torch.statistics.norms import measure_numbers, whole_values, widest
+from otel_torch.statistics.norms import measure_numbers, whole_values
+from otel_torch.statistics.reduce import widest
 
 _HOOK = "otel_torch.dead_units"
 # classes, with their subclasses, whose outputs are zero or positive; the last is of transformers
@@ -41,6 +42,7 @@ class _UnitsHook(SessionHook):
     """Sees the outputs of one module. `channel`: the dimension of its units; None if not known."""
 
     __slots__ = ("_channel", "_observe", "_site")
+    hook_name = _HOOK
 
     def __init__(
         self,
@@ -49,10 +51,6 @@ class _UnitsHook(SessionHook):
         channel: int | None,
     ) -> None:
         self._observe, self._site, self._channel = observe, site, channel
-
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if not torch.compiler.is_compiling():
@@ -100,7 +98,6 @@ class DeadUnits:
                 self._attached[module] = True
 
     def uninstall(self) -> None:
-        """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
         self._sizes.clear()

@@ -46,7 +46,6 @@ class EqualOutputs:
 
     @torch_private.unobserved
     def forward_returned(self, model: Model, _: ForwardContext, output: Any) -> None:
-        """Compare the samples of what the model returns."""
         step, differ = self._running.pop(model, (None, None))
         if step is None or differ is None:
             return

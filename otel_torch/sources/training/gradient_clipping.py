@@ -160,7 +160,6 @@ class ClipWatch(threading.local):
         self.line: ProgramLine | None = None
 
     def install(self, replacements: Replacements) -> None:
-        """Watch every function that clips by a norm."""
         _watches.append(self)
         replacements.on_restore(lambda: _watches.remove(self))
         for owner, name in torch_private.clipping_functions():

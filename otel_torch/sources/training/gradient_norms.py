@@ -24,7 +24,8 @@ from otel_torch.sources.training.owned_parameters import (
     say_incomplete,
 )
 from otel_torch.sources.training.training_rows import TrainingRows
-from otel_torch.statistics.norms import in_order, squared_norms, sums_of_parts, widest
+from otel_torch.statistics.norms import in_order, squared_norms, sums_of_parts
+from otel_torch.statistics.reduce import widest
 
 
 class GradientNorms:

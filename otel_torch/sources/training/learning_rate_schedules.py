@@ -119,7 +119,6 @@ class LearningRateSchedules:
 
 
 def _rates(optimizer: Any) -> list[Any]:
-    """Return the learning rates of an optimizer that are plain numbers."""
     groups = getattr(optimizer, "param_groups", None) or ()
     return [rate for group in groups if isinstance(rate := group.get("lr"), int | float)]
 

@@ -72,7 +72,6 @@ class LoadedStates:
 
     @unobserved
     def of(self, model: Model) -> LoadedState:
-        """Return what was loaded for a model that is about to train."""
         root, loads = model.root(), self._loads
         own = [load for load in loads if load.module() is root]
         if root is None or not loads:

@@ -21,12 +21,10 @@ class LoopLines:
             self._note(active.model, "forward")
 
     def forward_began(self, model: Model, context: ForwardContext, _: Inputs) -> None:
-        """Note where a model is evaluated."""
         if context.phase == "eval":
             self._note(model, "evaluation")
 
     def optimizer_stepping(self, step: OptimizerStep) -> None:
-        """Note where an optimizer steps."""
         for model, _, _ in step.updates:
             self._note(model, "step")
 

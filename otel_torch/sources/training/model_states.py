@@ -64,7 +64,6 @@ class ModelStates:
         self._latest: Callable[[], Model | None] = lambda: None  # that trains
 
     def install(self, replacements: Replacements) -> None:
-        """Watch which states are loaded."""
         self._loads.install(replacements)
 
     def training_forward(self, active: ActiveStep, _: Inputs) -> None:
@@ -83,7 +82,6 @@ class ModelStates:
             self._describe(model, state)
 
     def optimizer_stepped(self, step: OptimizerStep) -> None:
-        """Count a step of its models."""
         for model, _, _ in step.updates:
             if (state := self._models.get(model)) is not None:
                 state.steps += 1

@@ -43,7 +43,6 @@ class OwnedTensors:
 
     @cached_property
     def names(self) -> list[str]:
-        """The name of each tensor's parameter in the model."""
         pairs = zip(self.owners, self.keys, strict=True)
         return [f"{owner}.{key}" if owner else key for owner, key in pairs]
 

@@ -133,7 +133,6 @@ class ParameterUpdates:
 
     @torch_private.unobserved
     def ended(self, optimizer_step: OptimizerStep) -> None:
-        """Record what an optimizer has changed."""
         for before in self._before.pop(id(optimizer_step.optimizer), {}).values():
             changes = before.samples.squared_changes(before.owned.tensors)
             if changes is not None:

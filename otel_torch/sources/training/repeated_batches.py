@@ -41,7 +41,6 @@ class RepeatedBatches:
 
     @torch_private.unobserved
     def training_forward(self, active: ActiveStep, inputs: Inputs) -> None:
-        """Compare the first batch of a step with that of the step before."""
         model, position = active.model, active.position
         place = position.loop, position.step
         if not isinstance(model, Model):

@@ -28,7 +28,6 @@ class _Holder(NamedTuple):
     module: weakref.ref[nn.Module]
 
     def weight(self) -> Tensor | None:
-        """Return its weight now."""
         weight = getattr(self.module(), "weight", None)
         return weight if isinstance(weight, Tensor) else None
 

@@ -195,7 +195,6 @@ class TrainingHealth(Source):
                 self.rows.add_of_untrained(model, step, "unused_losses", float(count))
 
     def uninstall(self) -> None:
-        """Stop watching."""
         self._replacements.restore()
         self._dead_units.uninstall()
 

@@ -144,7 +144,6 @@ class Training(Source):
             )
 
     def uninstall(self) -> None:
-        """Stop watching."""
         self._replacements.restore()
 
     @torch_private.keep_out_of_frames

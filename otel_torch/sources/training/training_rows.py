@@ -55,7 +55,6 @@ class TrainingRows:
         return step.step < _FIRST or step.step % _EVERY == 0
 
     def has_module(self, name: str) -> bool:
-        """Return whether a module is selected."""
         return self._selection.has_module(name)
 
     def add(

@@ -153,7 +153,6 @@ class BoundedAdapter(HTTPAdapter):
 
 
 def _as_request_error(error: Exception) -> requests.RequestException:
-    """Return an error of the reading of an answer as one of requests."""
     if isinstance(error, requests.RequestException):
         return error
     return requests.ConnectionError(error)

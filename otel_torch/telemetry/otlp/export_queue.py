@@ -105,7 +105,6 @@ class BackpressureBudget:
         self._renewed = time.monotonic()
 
     def renew(self) -> None:
-        """Start the budget of a new step."""
         now = time.monotonic()
         self._remaining_s = max(0.05, 0.05 * (now - self._renewed))
         self._renewed = now
@@ -136,7 +135,6 @@ class _Health(Enum):
     NEVER_WORKED = "never worked"  # no message was accepted so far
 
     def after(self, is_accepted: bool) -> _Health:
-        """Return the health after one more answer."""
         if is_accepted:
             return _Health.WORKING
         has_worked = self in (_Health.WORKING, _Health.FAILING)
@@ -187,7 +185,6 @@ class _InFlight:
         self.sent.update(total - lost)
 
     def lose(self, entry: _Countable, reason: str) -> None:
-        """Count an entry as lost."""
         for kind, count in entry.counts.items():
             self._losses.count(kind, reason, count)
 

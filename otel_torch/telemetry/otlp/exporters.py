@@ -54,7 +54,6 @@ def find_otlp_exporter(signal: str, environ: Mapping[str, str] = os.environ) -> 
 
 
 def is_sdk_disabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether OTEL_SDK_DISABLED is true."""
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 

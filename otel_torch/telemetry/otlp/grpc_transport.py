@@ -12,6 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torch.telemetry.otlp.answer import ANSWER_BYTES, Answer, AnswerKind
+from otel_torch.telemetry.otlp.otlp_requests import SHAPES
 from otel_torch.telemetry.otlp.otlp_transport import CHANNEL_OPTIONS, OtlpTransport
 
 _KINDS: dict[str, AnswerKind] = {
@@ -41,10 +42,10 @@ class GrpcTransport(OtlpTransport):
             self.exporter = _with_channel_of_its_own(exporter)
         self._channel = self.exporter._channel
         self._metadata, self._timeout_s = self.exporter._headers, self.exporter._timeout
-        service = self.names.service
+        service = SHAPES[signal].service
         # without serializers: messages are bytes, and answers are read within a bound
         self._call: Any = self._channel.unary_unary(
-            f"/opentelemetry.proto.collector.{service}.v1.{service.title()}Service/Export"
+            f"/opentelemetry.proto.collector.{service.lower()}.v1.{service}Service/Export"
         )
 
     @property

@@ -152,7 +152,6 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _write_packed(data: bytes, scalar: _Scalar) -> str:
-    """Return the values of a packed repeated field."""
     if scalar.wire == 0:
         texts, position = [], 0
         while position < len(data):
@@ -175,7 +174,6 @@ class _MessageWriter:
         self._fields: dict[int, _Field] | None = None
 
     def _make_fields(self) -> dict[int, _Field]:
-        """Return the fields of the message type by their tags on the wire."""
         fields = self._fields = {}
         for field in self._descriptor.fields:
             name, repeated = f'"{field.json_name}":', _is_repeated(field)
@@ -475,7 +473,6 @@ def read_line(line: bytes | str) -> tuple[str, Any]:
 
 
 def _read_request(value: Any) -> tuple[str, Any]:
-    """Return the signal and the request of one JSON object."""
     if not isinstance(value, dict):
         raise NotOtlp(f"{_shorten(value)} is not an object")
     signals = [

@@ -95,7 +95,6 @@ def encode_field(field: int, payload: bytes) -> bytes:
 
 
 def _encode_value(value: object) -> bytes:
-    """Return an AnyValue message."""
     if value is None:
         return b""
     if isinstance(value, bool):
@@ -153,11 +152,9 @@ class _Messages:
         self._constant = b""
 
     def add_constant(self, piece: bytes) -> None:
-        """Append the same bytes to all messages."""
         self._constant += piece
 
     def add_pieces(self, pieces: Sequence[bytes]) -> None:
-        """Append one piece to each message."""
         if pieces.count(pieces[0]) == self._count:
             self.add_constant(pieces[0])
         else:
@@ -337,7 +334,6 @@ _EVENT_NAME = encode_field(2, ACTIVATION.encode())
 
 
 def encode_span_events(records: Sequence[Record]) -> list[bytes]:
-    """Return records as the events of a span."""
     return _encode_activations(records, _EVENT_NAME, _EVENT_ATTRIBUTE, _SPAN_EVENT)
 
 
@@ -418,7 +414,6 @@ def _encode_gauge_head(name: str, length: int) -> list[bytes]:
 def encode_integer_gauge(
     name: str, attributes: Mapping[str, Any], time_ns: int, value: int
 ) -> list[bytes]:
-    """Return a gauge metric with one integer point."""
     point = _encode_attributes(_POINT_ATTRIBUTE, attributes)
     point += b"\x19" + _pack_fixed64(time_ns) + b"\x31" + _pack_fixed64(value % 2**64)
     point = encode_field(_POINT, point)

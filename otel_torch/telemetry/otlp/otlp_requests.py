@@ -30,13 +30,13 @@ SHAPES = {
 
 
 @cache
-def request_class(signal: str) -> Any:
-    """Return the protobuf class of a signal's Export…ServiceRequest."""
+def request_class(signal: str, kind: str = "Request") -> Any:
+    """Return the protobuf class of a signal's Export…ServiceRequest, or of its `Response`."""
     service = SHAPES[signal].service
     module = import_module(
         f"opentelemetry.proto.collector.{service.lower()}.v1.{service.lower()}_service_pb2"
     )
-    return getattr(module, f"Export{service}ServiceRequest")
+    return getattr(module, f"Export{service}Service{kind}")
 
 
 def count_items(signal: str, request: Any) -> int:

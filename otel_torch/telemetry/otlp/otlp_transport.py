@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -25,6 +24,7 @@ from otel_torch.telemetry.otlp.answer import (
     name_endpoint,
     show_endpoint,
 )
+from otel_torch.telemetry.otlp.otlp_requests import request_class
 
 # how long an answer may take unless OTEL_EXPORTER_OTLP_TIMEOUT is set
 TIMEOUT_S = 5.0
@@ -40,31 +40,18 @@ _VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _PARTIAL_SUCCESS = re.compile(rb"\x0a%b\x08(%b)(?:\x12%b)?" % (_VARINT, _VARINT, _VARINT))
 
 
-@dataclass(frozen=True)
-class SignalNames:
-    """The names by which a signal's exporter and service differ from those of other signals."""
+class SignalNames(NamedTuple):
+    """The names by which a signal's exporter and answers differ from those of other signals."""
 
     module: str
     exporter: str
-    response: str
-    service: str
     rejected: str
 
 
 SIGNALS = {
-    "traces": SignalNames(
-        "trace_exporter", "OTLPSpanExporter", "ExportTraceService", "trace", "rejected_spans"
-    ),
-    "metrics": SignalNames(
-        "metric_exporter",
-        "OTLPMetricExporter",
-        "ExportMetricsService",
-        "metrics",
-        "rejected_data_points",
-    ),
-    "logs": SignalNames(
-        "_log_exporter", "OTLPLogExporter", "ExportLogsService", "logs", "rejected_log_records"
-    ),
+    "traces": SignalNames("trace_exporter", "OTLPSpanExporter", "rejected_spans"),
+    "metrics": SignalNames("metric_exporter", "OTLPMetricExporter", "rejected_data_points"),
+    "logs": SignalNames("_log_exporter", "OTLPLogExporter", "rejected_log_records"),
 }
 
 
@@ -130,10 +117,7 @@ class OtlpTransport(ReportingTransport):
         )
         self.names = SIGNALS[signal]
         self._head = encode_head(resource, scope)
-        service = import_module(
-            f"opentelemetry.proto.collector.{self.names.service}.v1.{self.names.service}_service_pb2"
-        )
-        self._response: Any = getattr(service, f"{self.names.response}Response")
+        self._response: Any = request_class(signal, "Response")
         self.is_of_program = exporter is not None
         self.exporter: Any = exporter if self.is_of_program else make_exporter(signal, protocol)
         self._is_cancelled = False
@@ -177,7 +161,6 @@ class OtlpTransport(ReportingTransport):
         raise NotImplementedError
 
     def shutdown(self) -> None:
-        """Close the connection."""
         raise NotImplementedError
 
 
@@ -191,7 +174,6 @@ def _read_varint(data: bytes) -> int:
 
 
 def encode_head(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
-    """Return the bytes of the Resource and InstrumentationScope messages."""
     data = MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, [], "")], "")])
     encoded = encode_metrics(data).resource_metrics[0]
     return encoded.resource.SerializeToString(), encoded.scope_metrics[0].scope.SerializeToString()

@@ -366,7 +366,6 @@ _POINTS_PER_ITEM = CHUNK_BYTES // _POINT_BYTES
 
 
 def iterate_metrics(data: MetricsData | None) -> Iterator[Metric]:
-    """Yield the metrics that a reader collected."""
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
             yield from scope.metrics

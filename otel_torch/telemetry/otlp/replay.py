@@ -54,7 +54,6 @@ class RequestPart:
 
     @property
     def length(self) -> int:
-        """The number of items in this part."""
         return self.last - self.first
 
     def split(self) -> Sequence[RequestPart]:

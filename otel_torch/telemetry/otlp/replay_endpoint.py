@@ -157,7 +157,6 @@ class Endpoint:
         return answer
 
     def close(self) -> None:
-        """Close the connections."""
         for transport in self._transports.values():
             transport.shutdown()
 

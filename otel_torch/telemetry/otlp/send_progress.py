@@ -49,7 +49,6 @@ class Ranges:
         return iter(self._ranges)
 
     def add(self, first: int, last: int) -> None:
-        """Add the integers [first, last)."""
         start = bisect.bisect_left(self._ranges, first, key=_last)
         end = bisect.bisect_right(self._ranges, last, key=_first)
         touching = self._ranges[start:end]
@@ -70,7 +69,6 @@ class Ranges:
             yield first, last
 
     def covers(self, first: int, last: int) -> bool:
-        """Return whether all integers of [first, last) are in the set."""
         return next(self.missing(first, last), None) is None
 
 

@@ -123,9 +123,10 @@ def import_exporter(signal: str, name: str) -> None:
         import_transport(protocol)
 
 
-def import_transport(protocol: str) -> None:
-    """Import what the transport of an OTLP protocol needs, as `import_exporter` does."""
-    import_module(f"otel_torch.telemetry.otlp.{protocol}_transport")
+def import_transport(protocol: str) -> Any:
+    """Import what the transport of an OTLP protocol needs, and return its class."""
+    module = import_module(f"otel_torch.telemetry.otlp.{protocol}_transport")
+    return module.GrpcTransport if protocol == "grpc" else module.HttpTransport
 
 
 def open_transport(signal: str, name: str, resource: Resource, scope: InstrumentationScope) -> Any:
@@ -161,9 +162,7 @@ def open_transport_like(
     """Return a transport to the endpoint of the program's OTLP exporter, with its settings."""
     _suppress_instrumentation()
     _isolate_exporter(signal, protocol)
-    module = import_module(f"otel_torch.telemetry.otlp.{protocol}_transport")
-    transport = module.GrpcTransport if protocol == "grpc" else module.HttpTransport
-    return transport(signal, resource, scope, exporter)
+    return import_transport(protocol)(signal, resource, scope, exporter)
 
 
 def _open_otlp(
@@ -171,10 +170,8 @@ def _open_otlp(
 ) -> Any:
     import_exporter(signal, name)
     _isolate_exporter(signal, protocol)
-    module = import_module(f"otel_torch.telemetry.otlp.{protocol}_transport")
-    transport = module.GrpcTransport if protocol == "grpc" else module.HttpTransport
     try:
-        return transport(signal, resource, scope)
+        return import_transport(protocol)(signal, resource, scope)
     except AttributeError as error:
         say_once(
             "this version of the OTLP exporters is not supported in full "

@@ -66,7 +66,6 @@ class MagnitudeHistogram:
         self._factor = 2**_MAX_SCALE / math.log(2)
 
     def add(self, value: float) -> None:
-        """Add one sample."""
         self._buffer.append(value)
         if len(self._buffer) >= _BUFFERED_MAGNITUDES:
             self.count_buffered()
@@ -136,7 +135,6 @@ class MagnitudeMetric(Generic[_Series]):
         self._histograms: dict[_Series, MagnitudeHistogram] = {}
 
     def add_all(self, series: Iterable[_Series], values: Iterable[float]) -> None:
-        """Add one sample to each series."""
         histograms = self._histograms
         for key, value in zip(series, values, strict=True):
             histogram = histograms.get(key)
@@ -147,7 +145,6 @@ class MagnitudeMetric(Generic[_Series]):
     def collect(
         self, attributes: Mapping[_Series, Mapping[str, Any]], now_ns: int
     ) -> Metric | None:
-        """Return the metric, None without samples."""
         points = [
             histogram.make_point(attributes[series], self._start_ns, now_ns)
             for series, histogram in self._histograms.items()
@@ -197,7 +194,6 @@ class DurationMetric:
         self._lock = threading.Lock()
 
     def add(self, name: str, seconds: float) -> None:
-        """Add one sample."""
         self._buffer.append((name, seconds))
         if len(self._buffer) >= _BUFFERED_DURATIONS:
             with self._lock:
@@ -217,7 +213,6 @@ class DurationMetric:
         del self._buffer[:length]
 
     def collect(self, now_ns: int) -> Metric | None:
-        """Return the metric, None without samples."""
         with self._lock:
             self._count_buffered()
             points = [

@@ -55,7 +55,6 @@ class MetricSeries:
 
 
 def make_keys(records: Sequence[Record], *, labels_step: bool) -> list[SeriesKey]:
-    """Return the series key of each record."""
     keys: list[SeriesKey] = list(map(series_key, records))
     if not labels_step:
         return keys
@@ -116,11 +115,9 @@ class SeriesTable:
         return keys, allowed
 
     def attributes_of(self, key: SeriesKey) -> dict[str, Any]:
-        """Return the attributes of a series."""
         return self._series[key].attributes
 
     def allowed_attributes(self) -> Mapping[SeriesKey, dict[str, Any]]:
-        """Return the attributes of all series that are allowed."""
         return {key: entry.attributes for key, entry in self._series.items() if entry.is_allowed}
 
     def _add(self, key: SeriesKey, record: Record) -> MetricSeries:

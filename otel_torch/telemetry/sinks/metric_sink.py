@@ -115,7 +115,6 @@ class _ProgramMeter:
     gauges: dict[str, Any] = field(default_factory=dict)
 
     def gauge(self, name: str) -> Any:
-        """Return the gauge of that name."""
         if name not in self.gauges:
             text, unit = metric_text(name)
             self.gauges[name] = self.meter.create_gauge(name, unit, text)

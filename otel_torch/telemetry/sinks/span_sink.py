@@ -88,7 +88,7 @@ class _OpenScope:
         return key in self.attributes and self.attributes[key] == attributes[key]
 
 
-class SpanSink(Sink):
+class SpanSink(Sink, RegionSpans):
     """Makes the spans of one process, under the span of its run."""
 
     accepts_deferred_regions = True

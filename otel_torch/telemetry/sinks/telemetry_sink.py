@@ -17,7 +17,7 @@ from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Scope
-from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel
+from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel, RegionSpans
 from otel_torch.settings import Settings
 from otel_torch.telemetry.otlp.exporters import (
     CARRIERS,
@@ -29,7 +29,6 @@ from otel_torch.telemetry.providers import find_provider, watch_tracer_provider
 from otel_torch.telemetry.sinks.training import add_step_attributes, split_batch
 
 if TYPE_CHECKING:
-    from otel_torch.regions.closer import RegionSpans
     from otel_torch.telemetry.pipeline import Pipelines
     from otel_torch.telemetry.sinks.metric_sink import MetricSink
     from otel_torch.telemetry.sinks.span_sink import SpanSink
@@ -245,7 +244,7 @@ class TelemetrySink(Sink):
             atexit.register(self._at_exit)
 
 
-class _WaitingRegionSpans:
+class _WaitingRegionSpans(RegionSpans):
     """Starts regions without spans until the program installs a tracer provider."""
 
     def __init__(self, telemetry: TelemetrySink) -> None:
@@ -265,9 +264,3 @@ class _WaitingRegionSpans:
     def detach_scope(self, scope: Scope) -> None:
         """Make the span of `scope` no longer current, if there are spans by now."""
         self._telemetry.detach_scope(scope)
-
-    def end_region(self, span: Any, end_ns: int, error: BaseException | None) -> None: ...
-
-    def release_spans(self, entries: list[Any]) -> None: ...
-
-    def discard_open_spans(self) -> None: ...

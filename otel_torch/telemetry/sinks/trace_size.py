@@ -41,7 +41,6 @@ class TraceSize:
 
     @property
     def run(self) -> int | None:
-        """The id of the run's trace."""
         return self._run
 
     @run.setter
@@ -54,7 +53,6 @@ class TraceSize:
         return self._bytes.get(trace_id, 0) + size > limit
 
     def grow(self, trace_id: int, size: int) -> None:
-        """Add bytes to a trace."""
         with self._lock:
             self._bytes[trace_id] = self._bytes.pop(trace_id, 0) + size
             if len(self._bytes) > _MAX_TRACES:

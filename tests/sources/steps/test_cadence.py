@@ -235,7 +235,6 @@ class TestNonFinite:
 
 
 # -- in a program
-# --------------------------------------------------------------------------------------------------
 
 # so little that nothing is recorded but the first steps, however fast the machine
 LITTLE = "0.001"
@@ -413,7 +412,6 @@ def test_nothing_stays_behind() -> None:
 
 
 # -- compared
-# --------------------------------------------------------------------------------------------------
 
 DENOISING = PROGRAMS / "denoise_two_videos.py"
 RUNS = {

@@ -61,7 +61,6 @@ def called(model: nn.Module, *args: Any, times: int = 1, **kwargs: Any) -> None:
 
 
 # -- programs
-# --------------------------------------------------------------------------------------------------
 
 
 def ordinary() -> None:
@@ -299,7 +298,6 @@ def seen_by_python(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 # -- tests
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("capture", CAPTURES)

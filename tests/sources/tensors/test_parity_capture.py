@@ -186,7 +186,6 @@ def test_collectives_change_a_tensor_and_are_noticed(tmp_path: Path) -> None:
 
 
 # -- the tree of calls
-# --------------------------------------------------------------------------------------------------
 
 
 def tree(sink: ListSink) -> list[tuple[str, str | None]]:
@@ -315,7 +314,6 @@ def test_arguments_are_called_what_the_signature_calls_them() -> None:
 
 
 # -- parameters
-# --------------------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -467,7 +465,6 @@ def test_a_model_whose_mapping_cannot_be_read_is_recorded_all_the_same(
 
 
 # -- the program, compilers, and other sinks
-# -----------------------------------------------------------------------------------
 
 
 def test_training_is_bit_identical_with_parity_on() -> None:

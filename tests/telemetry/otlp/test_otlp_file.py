@@ -366,7 +366,6 @@ def test_a_disabled_sdk_writes_nothing(tmp_path: Path) -> None:
 
 
 # -- the format
-# --------------------------------------------------------------------------------------------------
 
 
 def fill(message: Any, chance: random.Random, depth: int = 0) -> Any:
