@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,3 +134,18 @@ def fresh_compiler() -> Iterator[None]:
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def recorded_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that gives the recording of a program of `tests/programs`, made once."""
+    from tests.support import PROGRAMS, run_python
+
+    @functools.cache
+    def record(program: str, *arguments: str, capture: str = "parity", **variables: str) -> Path:
+        folder = tmp_path_factory.mktemp("recorded")
+        variables["OTEL_TORCH_CAPTURE"] = capture
+        run_python(folder, PROGRAMS / program, *arguments, **variables)
+        return folder / "run.jsonl"
+
+    return record

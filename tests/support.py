@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from otel_torch import session
-from otel_torch.process.job import Job, name_run
-from otel_torch.recorder import Sink
-from otel_torch.records import Batch, Record, Scope
+from otel_torch.process.job import Job, name_run, this_job
+from otel_torch.recorder import Recorder, Sink
+from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.settings import Settings
 from tests.interpreters import run_group, run_script
 
 # the programs that tests run: one file each
@@ -62,6 +63,11 @@ class ListSink(Sink):
         self.batches.append(batch)
         self.records += batch.records
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the scopes in the order in which they closed."""
+        return [scope.name for scope in self.closed]
+
     def rows(self, *fields: str, **conditions: Any) -> list[Any]:
         """Return the named fields of the records that have all given values: tuples, or bare values
         for one field.
@@ -100,6 +106,18 @@ def recording(**settings: str) -> Iterator[ListSink]:
         yield sink
     finally:
         bootstrap.stop()
+
+
+def bare_session(sink: Sink | None = None, **environ: str) -> ListSink:
+    """Start a session without sources, with these variables of ours and no others; return its sink.
+
+    A test that starts one ends it by `session.become(None)`.
+    """
+    seen, losses = sink or ListSink(), Losses()
+    settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
+    recorder = Recorder(Arrived, lambda: [seen], losses)
+    session.become(session.Session(this_job({}), settings, recorder, losses))
+    return cast(ListSink, seen)
 
 
 @contextmanager
@@ -251,6 +269,18 @@ JOB = Job("run-test", rank=0, local_rank=0, world_size=1, host="host", pid=1)
 _TERMINAL_SIZE = ("COLUMNS", "LINES")  # variables that would override the terminal's own
 
 
+def read_terminal(leader: int) -> str:
+    """Return what is written to a terminal until nobody holds its other end, and close it."""
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:  # nobody holds the other end any more
+        pass
+    os.close(leader)
+    return shown.decode()
+
+
 def in_terminal(columns: int, lines: int, *words: str, status: int = 0) -> list[str]:
     """Return what an `otel-torch` command prints in a terminal of that size, without its colors."""
     leader, follower = pty.openpty()
@@ -263,12 +293,23 @@ def in_terminal(columns: int, lines: int, *words: str, status: int = 0) -> list[
         env={**environ, "TERM": "xterm"},
     )
     os.close(follower)
-    shown = b""
-    try:
-        while piece := os.read(leader, 4096):
-            shown += piece
-    except OSError:  # the program has ended
-        pass
-    os.close(leader)
+    shown = read_terminal(leader)
     assert process.wait(60) == status, shown
-    return re.sub(r"\x1b\[\d*m", "", shown.decode()).splitlines()
+    return re.sub(r"\x1b\[\d*m", "", shown).splitlines()
+
+
+def progress_in_terminal(*words: str) -> tuple[str, str]:
+    """Run an `otel-torch` command whose stderr is a terminal; return its stdout, and what it draws
+    there.
+    """
+    leader, follower = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_torch", *words],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm"},
+        timeout=120,
+        check=True,
+    )
+    os.close(follower)
+    return done.stdout.decode(), read_terminal(leader)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from otel_torch import Cache, CacheDict, Event, Stash, Tracker, interleave, rmap_tensor, scan, track
+from otel_torch import Cache, CacheDict, Stash, interleave, rmap_tensor, scan, track
 
 pytest.importorskip("transformers")
 pytest.importorskip("diffusers")
@@ -179,70 +179,6 @@ def test_outputs_and_gradients_are_tracked_and_tabled(make: Callable[[], Subject
         )
 
 
-@SUBJECTS
-def test_filters_stashes_and_registering_by_hand(make: Callable[[], Subject]) -> None:
-    subject = make()
-    model, inputs = Loss(subject.model), subject.inputs
-    own = seen(model, lambda: model(inputs))
-    layers = [f"model.{subject.blocks}.{index}" for index in range(2)]
-
-    with track(model, include=rf"{subject.blocks}\.\d+$", grad=False) as tracker:
-        model(inputs)
-    assert [stash.name for stash in tracker] == layers
-    with track(model, exclude=f"{subject.attention}|drop", grad=False) as tracker:
-        model(inputs)
-    assert [stash.name for stash in tracker] == [
-        name
-        for name, calls in own.items()
-        for _ in calls
-        if subject.attention not in name and "drop" not in name
-    ]
-    with track(model, stash_value=lambda t: t.std().detach().cpu(), include=layers[0]) as tracker:
-        model(inputs).backward()
-    assert all(tensor.dim() == 0 for stash in tracker for tensor in tensors(stash.value))
-    deviation = next(stash for stash in tracker if stash.name == layers[0] and not stash.grad)
-    assert same(tensors(deviation.value), [tensor.std() for tensor in own[layers[0]][0]])
-
-    def stash(event: Event) -> Stash:
-        kinds = [type(value) for value in (*event.args, *event.kwargs.values())]
-        return Stash(event.name, event.type, event.grad, (Tensor in kinds, event.grad))
-
-    with track(model, stash=stash, include=f"{layers[1]}$") as tracker:
-        model(inputs).backward()
-    assert [stash.value for stash in tracker] == [(True, False), (False, True)]
-
-    tracker = Tracker()
-    tracker.register(model.model.get_submodule(subject.head), "head")
-    model(inputs).backward()
-    tracker.unregister()
-    model(inputs).backward()
-    assert [(stash.name, stash.grad) for stash in tracker] == [("head", False), ("head", True)]
-    assert same(tensors(tracker[0].value), own[f"model.{subject.head}"][0])
-
-
-@SUBJECTS
-def test_activations_of_layers_are_stacked_for_a_projection(make: Callable[[], Subject]) -> None:
-    """The second notebook of tensor_tracker up to the call of UMAP: one row of features per token
-    and layer, with gradients.
-    """
-    subject = make()
-    model = Loss(subject.model)
-    with track(
-        model,
-        include=rf"{subject.blocks}\.\d+$",
-        stash_value=lambda t: t.detach().flatten(end_dim=-2),
-    ) as tracker:
-        model(subject.inputs).backward()
-    forward = torch.stack([stash.first_value for stash in tracker if not stash.grad])
-    backward = torch.stack([stash.first_value for stash in tracker if stash.grad])
-    assert (
-        forward.shape == backward.shape
-        and len(forward) == 2
-        and backward.abs().min(dim=-1).values.shape == forward.shape[:2]
-    )
-    assert [stash.name[-1] for stash in tracker] == ["0", "1", "1", "0"]
-
-
 @COMPILED
 def test_tracked_inside_compiled_graphs(
     make: Callable[[], Subject], backend: str, fresh_compiler: None
@@ -314,33 +250,6 @@ def test_every_module_is_cached(
 
 
 @SUBJECTS
-def test_modules_are_cached_by_object_and_path_and_cast(make: Callable[[], Subject]) -> None:
-    subject = make()
-    model, layer = subject.model, subject.model.get_submodule(f"{subject.blocks}.0")
-    own = seen(model, lambda: model(**subject.inputs))
-    with (
-        torch.no_grad(),
-        Cache(modules=[layer, f"model.{subject.head}"], dtype=torch.float16, device=None).attach(
-            model
-        ) as cache,
-    ):
-        model(**subject.inputs)
-    assert list(cache) == [f"model.{subject.blocks}.0", f"model.{subject.head}"]
-    assert same(
-        tensors(cache[subject.head].output), [tensor.half() for tensor in own[subject.head][0]]
-    )
-    renamed = Cache(
-        layer,
-        rename={subject.blocks.rpartition(".")[2]: "layers"},
-        alias={"first": f"{subject.blocks}.0"},
-    )
-    with torch.no_grad(), renamed.attach(model) as cache:
-        model(**subject.inputs)
-    place = cache.model.transformer if subject.blocks.startswith("transformer") else cache.model
-    assert place.layers[0].output is cache.first.output
-
-
-@SUBJECTS
 def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(
     make: Callable[[], Subject],
 ) -> None:
@@ -408,56 +317,6 @@ def test_two_invokes_of_a_compiled_model(
             interleave(torch.compile(subject.model, backend=backend)), subject
         )
     assert same(list(patched_outputs), list(expected), exact=False)
-
-
-@SUBJECTS
-def test_a_body_is_compiled_and_replaces(make: Callable[[], Subject]) -> None:
-    subject = make()
-    name = f"{subject.blocks}.0"
-
-    def body(run: Any) -> Tensor:
-        run[name].output = rmap_tensor(run[name].output, torch.zeros_like)
-        return tensors(run[f"{subject.blocks}.1"].input)[0].clone()
-
-    with torch.no_grad():
-        step = interleave(subject.model).compile(body)
-        assert all(not step(**subject.inputs).any() for _ in range(2))
-
-
-def test_the_embeddings_of_a_prompt_go_into_another_at_a_barrier() -> None:
-    """With the prompt's embeddings, blank tokens generate what the prompt generates."""
-    subject = gpt2()
-    model, options = (
-        subject.model,
-        {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None},
-    )
-    prompt, blanks = subject.inputs["input_ids"], torch.full((1, 5), 7)
-    it = interleave(model)
-    barrier = it.barrier(2)
-    handed: dict[str, Tensor] = {}
-
-    def give(run: Any) -> Tensor:
-        handed["embeddings"] = run.transformer.wte.output
-        barrier()
-        return run.result
-
-    def take(run: Any) -> Tensor:
-        barrier()
-        run.transformer.wte.output = handed["embeddings"]
-        return run.result
-
-    with torch.no_grad():
-        runs = (
-            it.execute(model.generate, prompt, **options).do(give),
-            it.execute(model.generate, blanks, **options).do(take),
-        )
-        first, second = (run.wait() for run in runs)
-    assert (
-        first.shape == (1, 8)
-        and torch.equal(first[:, 5:], second[:, 5:])
-        and torch.equal(second[:, :5], blanks)
-    )
-    assert torch.equal(first, model.generate(prompt, **options))
 
 
 def test_guidance_is_two_bodies_with_a_barrier_at_every_step() -> None:

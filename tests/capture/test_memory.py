@@ -180,17 +180,6 @@ def cached_on_disk(model: Net) -> None:
     assert cache.h[0].output.shape == (2, 4)
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        cached, cached_twice_at_once, cached_while_the_forward_raises, cached_beyond_its_budget, cached_of_no_such_module,
-        cached_on_disk,
-    ],
-)  # fmt: skip
-def test_caches(trace: Callable[[Net], None]) -> None:
-    check(trace)
-
-
 # -- interleave
 
 
@@ -275,18 +264,6 @@ def compiled_body_with_caches(model: Net) -> None:
     assert torch.equal(body(X), body(X)) and [len(cache.h[0].calls) for cache in caches] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        invoked, invoked_by_a_body_that_raises, invoked_by_a_body_that_raises_at_once, invoked_while_the_forward_raises,
-        invoked_for_a_call_that_never_comes, invoked_for_a_call_that_has_passed, two_live_runs, two_live_runs_of_which_one_raises,
-        bodies_at_a_barrier, compiled_body_with_caches,
-    ],
-)  # fmt: skip
-def test_interleaved_runs(trace: Callable[[Net], None]) -> None:
-    check(trace)
-
-
 def test_one_interleaver_for_all_runs() -> None:
     of: dict[int, Any] = {}
 
@@ -332,30 +309,12 @@ def tracked_by_a_stash_that_raises(model: Net) -> None:
     model.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        tracked,
-        tracked_without_a_backward_pass,
-        tracked_while_the_forward_raises,
-        tracked_by_a_stash_that_raises,
-    ],
-)
-def test_trackers(trace: Callable[[Net], None]) -> None:
-    check(trace)
-
-
 def scanned(model: Net) -> None:
     assert len(scan(model, X).calls) == 5
 
 
 def scanned_to_an_error(model: Net) -> None:
     assert "RuntimeError" in str(scan(model, WRONG).ended)
-
-
-@pytest.mark.parametrize("trace", [scanned, scanned_to_an_error])
-def test_scans(trace: Callable[[Net], None]) -> None:
-    check(trace)
 
 
 def in_lockstep(model: Net) -> None:
@@ -375,16 +334,6 @@ def in_lockstep_with_inputs_that_do_not_fit(model: Net) -> None:
         lockstep(model, copy.deepcopy(model), WRONG)
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [in_lockstep, in_lockstep_until_the_first_fault, in_lockstep_with_inputs_that_do_not_fit],
-)
-def test_lockstep(trace: Callable[[Net], None]) -> None:
-    check(
-        trace, 5
-    )  # each is two sessions, which look through all of the interpreter's objects, and a comparison
-
-
 def offloaded(model: Net) -> None:
     enable_layerwise_offload(model, device="cpu")
     with torch.inference_mode():
@@ -395,5 +344,21 @@ def offloaded(model: Net) -> None:
         ModuleHookManager.get_from(layer).remove_forward_hook("LayerwiseOffloadHook")
 
 
-def test_offload() -> None:
-    check(offloaded)
+QUICK = (
+    cached, cached_twice_at_once, cached_while_the_forward_raises, cached_beyond_its_budget,
+    cached_of_no_such_module, cached_on_disk,
+    invoked, invoked_by_a_body_that_raises, invoked_by_a_body_that_raises_at_once,
+    invoked_while_the_forward_raises, invoked_for_a_call_that_never_comes,
+    invoked_for_a_call_that_has_passed, two_live_runs, two_live_runs_of_which_one_raises,
+    bodies_at_a_barrier, compiled_body_with_caches,
+    tracked, tracked_without_a_backward_pass, tracked_while_the_forward_raises,
+    tracked_by_a_stash_that_raises,
+    scanned, scanned_to_an_error, offloaded,
+)  # fmt: skip
+# each is two sessions, which look through all of the interpreter's objects, and a comparison
+SLOW = in_lockstep, in_lockstep_until_the_first_fault, in_lockstep_with_inputs_that_do_not_fit
+
+
+@pytest.mark.parametrize("trace", [*QUICK, *SLOW], ids=lambda trace: trace.__name__)
+def test_a_trace_leaves_nothing_behind(trace: Callable[[Net], None]) -> None:
+    check(trace, 5 if trace in SLOW else TRACES)

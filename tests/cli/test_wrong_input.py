@@ -22,7 +22,7 @@ from otel_torch.cli.main import main
 from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.reader import RecordingError, iterate_rows, read_recording
 from otel_torch.recording.row_schema import KNOWN_FIELDS
-from tests.support import PROGRAMS, lines, run_python
+from tests.support import lines
 
 BIG = 2**70
 DEEP: Any = None
@@ -62,13 +62,10 @@ TAKEN = {
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory) -> tuple[list[dict[str, Any]], str]:
+def real(recorded_program) -> tuple[list[dict[str, Any]], str]:
     """Return the rows and the metadata of a program's recording."""
-    folder = tmp_path_factory.mktemp("real")
-    run_python(
-        folder, PROGRAMS / "denoise_with_context.py", "reference", OTEL_TORCH_CAPTURE="parity"
-    )
-    return lines(folder / "run.jsonl"), metadata_path(folder / "run.jsonl").read_text()
+    path = recorded_program("denoise_with_context.py", "reference")
+    return lines(path), metadata_path(path).read_text()
 
 
 @pytest.fixture

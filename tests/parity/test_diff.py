@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,134 +14,8 @@ from torch import nn
 
 import otel_torch
 from otel_torch.parity.finding import Report
+from tests.parity.small_models import WIDTH, Block, Port, port_of, reference
 from tests.support import recording_to
-
-WIDTH = 32
-
-
-class Attention(nn.Module):
-    """The reference's attention: three projections."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.norm2, self.up, self.act, self.down = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 64),
-            nn.GELU(),
-            nn.Linear(64, WIDTH),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm(x))
-        return x + self.down(self.act(self.up(self.norm2(x))))
-
-
-class Reference(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(8, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(WIDTH, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class FusedAttention(nn.Module):
-    """The port's attention: one projection, whose output is split."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv_proj, self.o_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.exchange = False
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv_proj(hidden).chunk(3, -1)
-        if self.exchange:
-            q, k = k, q
-        return self.o_proj(nn.functional.scaled_dot_product_attention(q, k, v))
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.input_norm, self.self_attn, self.post_norm = (
-            nn.LayerNorm(WIDTH),
-            FusedAttention(),
-            nn.LayerNorm(WIDTH),
-        )
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
-        self.residual_scale = 1.0
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.residual_scale * hidden + self.self_attn(self.input_norm(hidden))
-        return hidden + self.mlp(self.post_norm(hidden))
-
-
-class Port(nn.Module):
-    """A port without a name in common with the reference: blocks inside another module, fused
-    attention.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Linear(8, WIDTH)
-        self.body = nn.ModuleDict({"layers": nn.ModuleList(Layer() for _ in range(3))})
-        self.lm_head = nn.Linear(WIDTH, 8)
-        self.skipped: int | None = None
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        return self.body["layers"]  # type: ignore[return-value]
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.stem(hidden)
-        for index, layer in enumerate(self.layers):
-            if index != self.skipped:
-                hidden = layer(hidden)
-        return self.lm_head(hidden)
-
-
-def reference() -> Reference:
-    torch.manual_seed(7)
-    model = Reference().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:  # ones and zeros hide what goes wrong with them
-                parameter.add_(0.2 * torch.randn(parameter.shape))
-            elif "embed" not in name:
-                parameter.mul_(2)
-    return model
-
-
-def port_of(model: Reference) -> Port:
-    port = Port().eval()
-    with torch.no_grad():
-        port.stem.load_state_dict(model.embed.state_dict())
-        port.lm_head.load_state_dict(model.head.state_dict())
-        for block, layer in zip(model.blocks, port.layers, strict=True):
-            layer.input_norm.load_state_dict(block.norm.state_dict())
-            layer.post_norm.load_state_dict(block.norm2.state_dict())
-            layer.self_attn.o_proj.load_state_dict(block.attention.out.state_dict())
-            parts = block.attention.q, block.attention.k, block.attention.v
-            layer.self_attn.qkv_proj.weight.copy_(torch.cat([part.weight for part in parts]))
-            layer.self_attn.qkv_proj.bias.copy_(torch.cat([part.bias for part in parts]))
-            layer.mlp[0].load_state_dict(block.up.state_dict())
-            layer.mlp[2].load_state_dict(block.down.state_dict())
-    return port
 
 
 def record(
@@ -156,19 +32,24 @@ def make_inputs() -> torch.Tensor:
     return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 
 
-def compare(
-    tmp_path: Path,
-    inputs: torch.Tensor,
-    change: Callable[[Port], None] = lambda port: None,
-    **settings: str,
+def compare_models(
+    tmp_path: Path, model: nn.Module, port: nn.Module, x: torch.Tensor, **settings: Any
 ) -> Report:
+    return otel_torch.diff(
+        record(tmp_path / "reference.jsonl", model, x, **settings),
+        record(tmp_path / "port.jsonl", port, x, **settings),
+    )
+
+
+def compare(
+    tmp_path: Path, inputs: torch.Tensor, change: Callable[[Port], object] = id, **settings: Any
+) -> Report:
+    """Compare the reference with its port, to which something is done before."""
     model = reference()
     port = port_of(model)
-    change(port)
-    reference_file = record(tmp_path / "reference.jsonl", model, inputs, **settings)
-    return otel_torch.diff(
-        reference_file, record(tmp_path / "port.jsonl", port, inputs, **settings)
-    )
+    with torch.no_grad():
+        change(port)
+    return compare_models(tmp_path, model, port, inputs, **settings)
 
 
 def places(report: Report) -> tuple[str | None, ...]:
@@ -192,65 +73,84 @@ def test_a_right_port_without_a_name_in_common_matches(
     assert report.pairs > 60
 
 
-def test_a_wrong_module_is_named_in_both_programs(tmp_path: Path, inputs: torch.Tensor) -> None:
-    def change(port: Port) -> None:
-        port.layers[1].mlp[1] = nn.SiLU()
-
-    assert places(compare(tmp_path, inputs, change)) == (
-        "value",
-        "output",
-        "blocks.1.act",
-        "output",
-        "body.layers.1.mlp.1",
-    )
+class Infinite(nn.GELU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).index_fill(-1, torch.tensor([3]), float("inf"))
 
 
-def test_code_between_modules_is_named_by_what_it_hands_on(
-    tmp_path: Path, inputs: torch.Tensor
+def other_activation(port: Port) -> None:
+    port.layers[1].mlp[1] = nn.SiLU()
+
+
+def infinite_activation(port: Port) -> None:
+    port.layers[1].mlp[1] = Infinite()
+
+
+def other_residual(port: Port) -> None:
+    port.layers[1].residual_scale = 0.9
+
+
+def parts_exchanged(port: Port) -> None:
+    port.layers[0].self_attn.exchange = True
+
+
+def wrong_weight(port: Port) -> None:
+    port.layers[2].mlp[0].weight.mul_(1.1)
+
+
+def weights_of_another_block(port: Port) -> None:
+    port.layers[1].post_norm.load_state_dict(port.layers[2].post_norm.state_dict())
+
+
+def weights_of_each_other(port: Port) -> None:
+    """They are paired by place, and not crosswise."""
+    norms = port.layers[0].post_norm, port.layers[1].post_norm
+    states = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    for norm, state in zip(norms, states[::-1], strict=True):
+        norm.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "side", "module", "port_module"),
+    [
+        (other_activation, "value", "output", "blocks.1.act", "body.layers.1.mlp.1"),
+        # by what code between modules hands on
+        (other_residual, "value", "input", "blocks.1.norm2", "body.layers.1.post_norm"),
+        # exchanged parts of a fused output are seen behind them
+        (
+            parts_exchanged, "value", "input",
+            "blocks.0.attention.out", "body.layers.0.self_attn.o_proj",
+        ),
+        (wrong_weight, "weights", "parameter", "blocks.2.up", "body.layers.2.mlp.0"),
+        (
+            weights_of_another_block, "weights", "parameter",
+            "blocks.1.norm2", "body.layers.1.post_norm",
+        ),
+        (
+            weights_of_each_other, "weights", "parameter",
+            "blocks.0.norm2", "body.layers.0.post_norm",
+        ),
+        (infinite_activation, "nonfinite", "output", "blocks.1.act", "body.layers.1.mlp.1"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_in_both_programs(
+    tmp_path: Path,
+    inputs: torch.Tensor,
+    change: Callable[[Port], None],
+    kind: str,
+    side: str,
+    module: str,
+    port_module: str,
 ) -> None:
-    def change(port: Port) -> None:
-        port.layers[1].residual_scale = 0.9
-
-    assert places(compare(tmp_path, inputs, change)) == (
-        "value",
-        "input",
-        "blocks.1.norm2",
-        "input",
-        "body.layers.1.post_norm",
-    )
-
-
-def test_exchanged_parts_of_a_fused_output_are_seen_behind_them(
-    tmp_path: Path, inputs: torch.Tensor
-) -> None:
-    def change(port: Port) -> None:
-        port.layers[0].self_attn.exchange = True
-
-    result = places(compare(tmp_path, inputs, change))
-    assert result == (
-        "value",
-        "input",
-        "blocks.0.attention.out",
-        "input",
-        "body.layers.0.self_attn.o_proj",
-    )
-
-
-def test_wrong_weights_are_said_to_be_that(tmp_path: Path, inputs: torch.Tensor) -> None:
-    def change(port: Port) -> None:
-        with torch.no_grad():
-            port.layers[2].mlp[0].weight.mul_(1.1)
-
     report = compare(tmp_path, inputs, change)
-    assert places(report) == (
-        "weights",
-        "parameter",
-        "blocks.2.up",
-        "parameter",
-        "body.layers.2.mlp.0",
-    )
-    assert report.first is not None and report.first.port_tensor == "param.weight"
-    assert report.first.explanation.endswith("(body.layers.2.mlp.0.weight). Its input is right.")
+    assert places(report) == (kind, side, module, side, port_module)
+    if change is wrong_weight:
+        assert report.first is not None and report.first.port_tensor == "param.weight"
+        assert report.first.explanation.endswith(
+            "(body.layers.2.mlp.0.weight). Its input is right."
+        )
+    if change is infinite_activation:
+        assert report.as_json()["first"]["error"] == "Infinity"
 
 
 @pytest.mark.parametrize(
@@ -279,52 +179,6 @@ def test_of_an_input_is_said_what_was_compared(
     assert finding.module == "2" and finding.explanation.endswith(said)
 
 
-def test_weights_of_another_block_are_paired_by_place_and_named(
-    tmp_path: Path, inputs: torch.Tensor
-) -> None:
-    def change(port: Port) -> None:
-        port.layers[1].post_norm.load_state_dict(port.layers[2].post_norm.state_dict())
-
-    result = places(compare(tmp_path, inputs, change))
-    assert result == (
-        "weights",
-        "parameter",
-        "blocks.1.norm2",
-        "parameter",
-        "body.layers.1.post_norm",
-    )
-
-
-def test_two_blocks_that_have_each_others_weights_are_not_paired_crosswise(
-    tmp_path: Path, inputs: torch.Tensor
-) -> None:
-    def change(port: Port) -> None:
-        first, second = port.layers[0].post_norm.state_dict(), port.layers[1].post_norm.state_dict()
-        first = {name: value.clone() for name, value in first.items()}
-        port.layers[0].post_norm.load_state_dict(second)
-        port.layers[1].post_norm.load_state_dict(first)
-
-    assert places(compare(tmp_path, inputs, change))[2:] == (
-        "blocks.0.norm2",
-        "parameter",
-        "body.layers.0.post_norm",
-    )
-
-
-def test_a_module_that_is_never_called_is_missing(tmp_path: Path, inputs: torch.Tensor) -> None:
-    def change(port: Port) -> None:
-        port.skipped = 1
-
-    report = compare(tmp_path, inputs, change)
-    assert report.first is not None
-    assert (report.first.kind, report.first.module, report.first.port_module) == (
-        "missing",
-        "blocks.1",
-        "body.layers.1",
-    )
-    assert (report.first.step, report.first.port_step) == (0, None)
-
-
 class Permuting(nn.Module):
     """Returns the right numbers in another order."""
 
@@ -346,35 +200,25 @@ def test_the_right_numbers_in_another_order_are_a_layout_fault(
     assert (kind, port_module) == ("layout", "stem")
 
 
-def test_what_is_not_finite_is_named_as_that(tmp_path: Path, inputs: torch.Tensor) -> None:
-    class Infinite(nn.GELU):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).index_fill(-1, torch.tensor([3]), float("inf"))
-
+def test_a_module_that_is_never_called_is_missing(tmp_path: Path, inputs: torch.Tensor) -> None:
     def change(port: Port) -> None:
-        port.layers[1].mlp[1] = Infinite()
+        port.skipped = 1
 
     report = compare(tmp_path, inputs, change)
-    assert places(report)[0] == "nonfinite" and places(report)[-1] == "body.layers.1.mlp.1"
-    assert report.as_json()["first"]["error"] == "Infinity"
+    assert report.first is not None
+    assert (report.first.kind, report.first.module, report.first.port_module) == (
+        "missing",
+        "blocks.1",
+        "body.layers.1",
+    )
+    assert (report.first.step, report.first.port_step) == (0, None)
 
 
 def test_a_difference_that_heals_is_harmless(tmp_path: Path, inputs: torch.Tensor) -> None:
-    class Scaled(nn.Module):
-        def __init__(self, inner: nn.Linear) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(2 * x)
-
     def change(port: Port) -> None:
-        with (
-            torch.no_grad()
-        ):  # the activation comes out twice as large, and what takes it halves it again
-            last = port.layers[1].mlp[2]
-            last.weight.mul_(0.5)
-            port.layers[1].mlp[1] = nn.Sequential(nn.GELU(), _Twice())
+        """The activation comes out twice as large, and what takes it halves it again."""
+        port.layers[1].mlp[2].weight.mul_(0.5)
+        port.layers[1].mlp[1] = nn.Sequential(nn.GELU(), _Twice())
 
     report = compare(tmp_path, inputs, change)
     assert report.verdict == "match" and report.first is None
@@ -460,10 +304,7 @@ def test_a_scale_that_was_moved_into_a_module_is_harmless(
     port.load_state_dict(model.state_dict())
     if wrong is not None:
         port.get_submodule(wrong).register_forward_hook(lambda module, args, output: 1.1 * output)
-    report = otel_torch.diff(
-        record(tmp_path / "reference.jsonl", model, inputs),
-        record(tmp_path / "port.jsonl", port, inputs),
-    )
+    report = compare_models(tmp_path, model, port, inputs)
     named = None if report.first is None else (report.first.port_module, report.first.port_side)
     assert named == (None if wrong is None else (wrong, "output"))
 
@@ -473,10 +314,7 @@ def test_a_scale_that_is_applied_twice_is_named(tmp_path: Path, inputs: torch.Te
     model, port = ScaledAfter().eval(), ScaledAfter().eval()
     port.embed = ScaledInside(8, WIDTH)
     port.load_state_dict(model.state_dict())
-    report = otel_torch.diff(
-        record(tmp_path / "reference.jsonl", model, inputs),
-        record(tmp_path / "port.jsonl", port, inputs),
-    )
+    report = compare_models(tmp_path, model, port, inputs)
     assert report.first is not None
     # the module and the code that calls it scale: either of them once too often
     assert (report.first.port_module, report.first.port_side) == ("block", "input")
@@ -522,19 +360,15 @@ def test_a_value_that_is_used_rightly_and_handed_on_is_harmless(
     torch.manual_seed(7)
     model, port = SharedBias(1, 1.0).eval(), SharedBias(2, scale).eval()
     port.load_state_dict(model.state_dict())
-    report = otel_torch.diff(
-        record(tmp_path / "reference.jsonl", model, inputs),
-        record(tmp_path / "port.jsonl", port, inputs),
-    )
+    report = compare_models(tmp_path, model, port, inputs)
     named = None if report.first is None else (report.first.port_module, report.first.port_side)
     assert named == (None if scale == 1 else ("head", "input"))
 
 
 def test_two_faults_are_listed_apart(tmp_path: Path, inputs: torch.Tensor) -> None:
     def change(port: Port) -> None:
-        with torch.no_grad():
-            port.layers[0].self_attn.o_proj.bias.zero_()
-            port.layers[2].mlp[2].bias.add_(30)
+        port.layers[0].self_attn.o_proj.bias.zero_()
+        port.layers[2].mlp[2].bias.add_(30)
 
     report = compare(tmp_path, inputs, change)
     named = [finding.port_module for finding in report.introduced]
@@ -549,13 +383,10 @@ def test_the_first_wrong_step_is_named(tmp_path: Path, inputs: torch.Tensor) -> 
             self.calls += 1
             return super().forward(x) * (1.0 if self.calls < 3 else 1.01)
 
-    model = reference()
-    port = port_of(model)
-    port.layers[1].mlp[1] = Later()
-    reference_file = record(tmp_path / "reference.jsonl", model, inputs, forwards=4)
-    report = otel_torch.diff(
-        reference_file, record(tmp_path / "port.jsonl", port, inputs, forwards=4)
-    )
+    def change(port: Port) -> None:
+        port.layers[1].mlp[1] = Later()
+
+    report = compare(tmp_path, inputs, change, forwards=4)
     assert places(report)[-1] == "body.layers.1.mlp.1"
     assert report.first is not None and (report.first.step, report.first.port_step) == (2, 2)
 
@@ -596,10 +427,7 @@ def test_modules_kept_in_another_type_are_listed_as_harmless(
             {name: value.float() for name, value in block.norm.state_dict().items()}
         )
         block.norm = norm
-    reference_file = record(tmp_path / "reference.jsonl", model, inputs.bfloat16())
-    report = otel_torch.diff(
-        reference_file, record(tmp_path / "port.jsonl", port, inputs.bfloat16())
-    )
+    report = compare_models(tmp_path, model, port, inputs.bfloat16())
     assert report.verdict == "match"
     assert {(pair.kind, pair.module) for pair in report.harmless} >= {
         ("dtype", "blocks.0.norm"),
@@ -610,9 +438,8 @@ def test_modules_kept_in_another_type_are_listed_as_harmless(
 def test_models_that_have_nothing_in_common_are_incomparable(
     tmp_path: Path, inputs: torch.Tensor
 ) -> None:
-    reference_file = record(tmp_path / "reference.jsonl", reference(), inputs)
-    other_file = record(tmp_path / "other.jsonl", nn.Sequential(nn.Linear(8, 3), nn.Tanh()), inputs)
-    report = otel_torch.diff(reference_file, other_file)
+    other = nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    report = compare_models(tmp_path, reference(), other, inputs)
     assert report.verdict == "incomparable" and report.reason
 
 
@@ -623,9 +450,8 @@ def test_equal_norms_before_training_do_not_relate_two_models(
         modules = nn.Linear(8, 64, bias=False), nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
         return nn.Sequential(OrderedDict(zip(names, modules, strict=True)))
 
-    reference_file = record(tmp_path / "reference.jsonl", model("first", "norm", "last"), inputs)
-    port_file = record(tmp_path / "port.jsonl", model("enter", "scale", "leave"), inputs)
-    assert otel_torch.diff(reference_file, port_file).verdict == "incomparable"
+    pair = model("first", "norm", "last"), model("enter", "scale", "leave")
+    assert compare_models(tmp_path, *pair, inputs).verdict == "incomparable"
 
 
 class PackedExperts(nn.Module):
@@ -652,11 +478,7 @@ class PackedExperts(nn.Module):
 def test_models_are_related_although_most_elements_are_packed_away(
     tmp_path: Path, inputs: torch.Tensor
 ) -> None:
-    reference_file, port_file = (
-        record(tmp_path / f"{packed}.jsonl", PackedExperts(packed), inputs)
-        for packed in (False, True)
-    )
-    report = otel_torch.diff(reference_file, port_file)
+    report = compare_models(tmp_path, PackedExperts(False), PackedExperts(True), inputs)
     assert report.verdict == "match"
     assert {pair.module for pair in report.compared} >= {"first", "second"}
 
@@ -664,14 +486,10 @@ def test_models_are_related_although_most_elements_are_packed_away(
 def test_without_sketches_statistics_decide_and_it_is_said(
     tmp_path: Path, inputs: torch.Tensor
 ) -> None:
-    def change(port: Reference) -> None:
-        port.blocks[1].act = nn.SiLU()
-
     model, port = reference(), reference()
     plain = {"capture": "outputs", "stats": "abs_mean,mean,std,min,max,shape"}
-    reference_file = record(tmp_path / "reference.jsonl", model, inputs, **plain)
-    clean = otel_torch.diff(reference_file, record(tmp_path / "clean.jsonl", port, inputs, **plain))
+    clean = compare_models(tmp_path, model, port, inputs, **plain)
     assert clean.verdict == "match" and clean.weaker
-    change(port)
-    bugged = otel_torch.diff(reference_file, record(tmp_path / "port.jsonl", port, inputs, **plain))
+    port.blocks[1].act = nn.SiLU()
+    bugged = compare_models(tmp_path, model, port, inputs, **plain)
     assert bugged.first is not None and bugged.first.port_module == "blocks.1.act" and bugged.weaker

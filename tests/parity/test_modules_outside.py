@@ -20,9 +20,8 @@ import otel_torch
 from otel_torch import recorder
 from otel_torch.parity.forwards import iterate_forwards
 from otel_torch.recording.row_batches import RowKinds
+from tests.parity.small_models import WIDTH, Reference
 from tests.support import recording_to
-
-WIDTH = 32
 
 Tensor = torch.Tensor
 Norms = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
@@ -84,37 +83,9 @@ HOLDERS = {
 }  # fmt: skip
 
 
-class Block(nn.Module):
-    def __init__(self, holder: str) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention(holder)
-        self.norm2, self.up, self.down = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 64),
-            nn.Linear(64, WIDTH),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, holder: str) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 8)
-        self.blocks = nn.ModuleList(Block(holder) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def model_with(holder: str) -> Model:
+def model_with(holder: str) -> Reference:
     torch.manual_seed(0)
-    return Model(holder).eval()
+    return Reference(lambda: Attention(holder)).eval()
 
 
 def record(path: Path, model: nn.Module, **settings: str) -> Path:
@@ -206,5 +177,5 @@ def test_models_that_run_one_after_the_other_stay_forwards_of_their_own(tmp_path
         decoder(x)
     forwards = list(iterate_forwards(without(path, "order", "parent"), RowKinds()))
     assert [(forward.model, forward.step) for forward in forwards] == [
-        ("Linear", 0), ("Model", 0), ("Model", 1), ("Sequential", 0),
+        ("Linear", 0), ("Reference", 0), ("Reference", 1), ("Sequential", 0),
     ]  # fmt: skip

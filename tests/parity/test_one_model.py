@@ -27,7 +27,6 @@ from tests.parity.tokens.test_tokens import (
     engine_theta,
     engine_tokens,  # noqa: F401  # a fixture
     make,
-    normed_residual,
     other_eps,
     prefill_and_decode,
     right_padded,
@@ -270,45 +269,12 @@ def test_a_training_of_several_steps_is_warned_of(
     assert len(warned) == steps - 1
 
 
-def other_softmax_scale(engine: Any) -> None:
-    attention = engine.layers[1].self_attn.attn
-    forward = attention.forward
-    attention.forward = lambda query, *rest: forward(1.1 * query, *rest)
-
-
-def no_query_norm(engine: Any) -> None:
-    engine.layers[1].self_attn.q_norm = None
-
-
-def dropped_bias(engine: Any) -> None:
-    """Lose what the last projection of the first layer adds to its product."""
-    projection = engine.layers[0].self_attn.o_proj
-    forward = projection.forward
-    projection.forward = lambda hidden: forward(hidden) - 0.01
-
-
-@pytest.mark.parametrize(
-    ("fault", "model", "module", "words"),
-    [
-        (engine_theta, LLAMA, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
-        (other_softmax_scale, LLAMA, "layers.1.self_attn.attn", "token 1 of request 0"),
-        (no_query_norm, QWEN, "layers.1.self_attn.q_norm", "leaves out"),
-        (normed_residual, LLAMA, "layers.1.post_attention_layernorm", "Every token"),
-        (dropped_bias, LLAMA, "layers.0.self_attn.o_proj", "Every token"),
-    ],
-)
-def test_a_fault_of_the_engine_is_named(
-    tmp_path: Path,
-    engine_tokens: None,
-    fault: Callable[[Any], None],
-    model: tuple[type, type],
-    module: str,
-    words: str,
-) -> None:
-    first = compare_engine(tmp_path, fault, model).first
+def test_a_fault_of_the_engine_is_named(tmp_path: Path, engine_tokens: None) -> None:
+    first = compare_engine(tmp_path, engine_theta).first
     assert first is not None
-    assert (first.port_model, first.port_module) == ("ServingEngine", module)
-    assert words in f"{first.explanation} {first.cause.text if first.cause else ''}"
+    assert first.port_model == "ServingEngine"
+    assert first.port_module == "layers.1.self_attn.rotary_emb"
+    assert "token 1 of request 0" in first.explanation
 
 
 @pytest.mark.parametrize("fault", [None, other_eps])

@@ -21,25 +21,8 @@ from otel_torch.parity.report.text import render_text
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import Comparer
 from otel_torch.recording.metadata import metadata_path
-from tests.support import PROGRAMS, run_python
 
 Record = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return a function that runs a program and returns its recording, made once."""
-    made: dict[tuple[str, ...], Path] = {}
-
-    def run(program: str, *arguments: str, capture: str = "parity") -> Path:
-        key = (program, *arguments, capture)
-        if key not in made:
-            folder = tmp_path_factory.mktemp("run")
-            run_python(folder, PROGRAMS / program, *arguments, OTEL_TORCH_CAPTURE=capture)
-            made[key] = folder / "run.jsonl"
-        return made[key]
-
-    return run
 
 
 # -- other inputs
@@ -56,10 +39,10 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("kind", INPUTS)
-def test_other_inputs_are_told_and_no_code_is_accused(record: Record, kind: str) -> None:
+def test_other_inputs_are_told_and_no_code_is_accused(recorded_program: Record, kind: str) -> None:
     program = "run_on_other_inputs.py"
     reference, shapes = INPUTS[kind]
-    report = compare(record(program, reference), record(program, kind))
+    report = compare(recorded_program(program, reference), recorded_program(program, kind))
     first = report.first
     assert report.verdict == "diverged" and first is not None and first.cause is not None
     assert (first.module, first.side, first.port_side) == ("", "input", "input")
@@ -81,9 +64,9 @@ TRAINING = [
 ]  # fmt: skip
 
 
-def trained(record: Record, kind: str, optimizer: str, capture: str = "parity") -> Report:
+def trained(recorded_program: Record, kind: str, optimizer: str, capture: str = "parity") -> Report:
     reference, port = (
-        record("training/train_with_fault.py", name, optimizer, capture=capture)
+        recorded_program("training/train_with_fault.py", name, optimizer, capture=capture)
         for name in ("reference", kind)
     )
     return compare(reference, port)
@@ -95,9 +78,9 @@ def changed_warnings(report: Report) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "optimizer", "step"), TRAINING)
 def test_a_fault_of_training_is_no_fault_of_a_module(
-    record: Record, kind: str, optimizer: str, step: int
+    recorded_program: Record, kind: str, optimizer: str, step: int
 ) -> None:
-    report = trained(record, kind, optimizer)
+    report = trained(recorded_program, kind, optimizer)
     first = report.first
     assert report.verdict == "diverged" and first is not None and len(report.introduced) == 1
     assert (first.model, first.module, first.tensor, first.side) == (
@@ -117,15 +100,17 @@ def test_a_fault_of_training_is_no_fault_of_a_module(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "accumulation"])
-def test_a_fault_before_the_first_update_is_named_exactly(record: Record, optimizer: str) -> None:
-    report = trained(record, "forward at step 0", optimizer)
+def test_a_fault_before_the_first_update_is_named_exactly(
+    recorded_program: Record, optimizer: str
+) -> None:
+    report = trained(recorded_program, "forward at step 0", optimizer)
     assert report.first is not None and len(report.introduced) == 1
     assert (report.first.module, report.first.side, report.first.step) == ("act", "output", 0)
     assert changed_warnings(report)
 
 
-def test_a_fault_of_a_frozen_model_is_named_at_a_later_step(record: Record) -> None:
-    report = trained(record, "frozen at step 2", "adamw")
+def test_a_fault_of_a_frozen_model_is_named_at_a_later_step(recorded_program: Record) -> None:
+    report = trained(recorded_program, "frozen at step 2", "adamw")
     assert report.first is not None
     assert (report.first.model, report.first.module, report.first.side) == (
         "Frozen",
@@ -136,19 +121,21 @@ def test_a_fault_of_a_frozen_model_is_named_at_a_later_step(record: Record) -> N
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_gradients_without_an_optimizer_change_nothing(record: Record, capture: str) -> None:
-    report = trained(record, "frozen at step 2", "none", capture)
+def test_gradients_without_an_optimizer_change_nothing(
+    recorded_program: Record, capture: str
+) -> None:
+    report = trained(recorded_program, "frozen at step 2", "none", capture)
     assert report.first is not None and changed_warnings(report) == []
     assert (report.first.module, report.first.step, report.first.phase) == ("act", 2, "forward")
 
 
-def test_a_match_says_that_parameters_changed(record: Record) -> None:
-    report = trained(record, "reference", "adamw")
+def test_a_match_says_that_parameters_changed(recorded_program: Record) -> None:
+    report = trained(recorded_program, "reference", "adamw")
     assert report.verdict == "match" and len(changed_warnings(report)) == 1
 
 
-def test_other_data_are_other_inputs_at_any_step(record: Record) -> None:
-    report = trained(record, "data", "adamw")
+def test_other_data_are_other_inputs_at_any_step(recorded_program: Record) -> None:
+    report = trained(recorded_program, "data", "adamw")
     assert report.first is not None and report.first.cause is not None
     assert (report.first.cause.kind, report.first.side) == ("other_inputs", "input")
 
@@ -168,11 +155,13 @@ def test_the_same_sums_with_other_extremes_are_no_other_order() -> None:
 
 
 def test_a_recording_of_an_older_version_tells_by_its_gradients(
-    record: Record, tmp_path: Path
+    recorded_program: Record, tmp_path: Path
 ) -> None:
     paths = []
     for kind in ("reference", "betas"):
-        made = record("training/train_with_fault.py", kind, "adamw", capture="parity,gradients")
+        made = recorded_program(
+            "training/train_with_fault.py", kind, "adamw", capture="parity,gradients"
+        )
         meta = json.loads(metadata_path(made).read_text())
         for facts in meta["models"].values():
             del facts["trained"]

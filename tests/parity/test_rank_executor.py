@@ -17,21 +17,19 @@ from otel_torch.parity.bitwise import compare_bitwise
 from otel_torch.parity.compare import compare
 from otel_torch.parity.rank_executor import RankPair, compare_pairs
 from otel_torch.recording.reader import RecordingError
-from tests.support import PROGRAMS, run_python
+from tests.support import run_python
 
 RANKS = 5
-PROGRAM = PROGRAMS / "denoise_with_context.py"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> tuple[Path, Path]:
+def folders(tmp_path_factory, recorded_program) -> tuple[Path, Path]:
     """Return two folders of ranks that differ in rank 2, and a port in which all ranks match."""
     made = []
     texts = {}
     for program in ("reference", "port"):
-        folder = tmp_path_factory.mktemp(program)
-        run_python(folder, PROGRAM, program, OTEL_TORCH_CAPTURE="parity")
-        texts[program] = (folder / "run.jsonl").read_text(), (folder / "run.meta.json").read_text()
+        path = recorded_program("denoise_with_context.py", program)
+        texts[program] = path.read_text(), path.with_name("run.meta.json").read_text()
     wrong = re.sub(
         r'("sketch":")(.{40})', lambda m: m[1] + "AACAPwAAgD8" * 3 + m[2][33:], texts["port"][0]
     )

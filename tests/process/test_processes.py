@@ -241,15 +241,6 @@ def test_what_ends_a_program_looks_as_it_always_does(ended: Callable[[str], Ende
         )
 
 
-def test_a_recording_cut_off_in_a_line_is_read_up_to_there(
-    ended: Callable[[str], Ended], tmp_path: Path
-) -> None:
-    cut = tmp_path / "cut.jsonl"
-    cut.write_bytes(ended("SIGKILL in a forward").recording.read_bytes()[:-10])
-    recording = load_recording(cut)
-    assert len(recording.rows) == 11 and recording.ended_early
-
-
 # how a process starts
 
 

@@ -18,29 +18,18 @@ from otel_torch.recording.read_ahead import iterate_ahead
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.row_batches import RowKinds, iterate_batches
 from otel_torch.recording.row_schema import KNOWN_FIELDS
-from tests.support import PROGRAMS, run_python
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = PROGRAMS / "denoise_with_context.py"
+PROGRAM = "denoise_with_context.py"
 ROW = b'{"module":"fc","tensor":"out","step":0}'
 TWO_IN_A_LINE = ROW + b"\n" + ROW + ROW + b"\n\n"
 needs_library = pytest.mark.skipif(scanner.load() is None, reason="the library was not built")
 Contents = tuple[list[object], list[str], int]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Callable[[str, str], Path]:
-    """Return a function that gives a program's recording, made once."""
-    made: dict[tuple[str, str], Path] = {}
-
-    def record(program: str, capture: str) -> Path:
-        if (program, capture) not in made:
-            folder = tmp_path_factory.mktemp(program)
-            run_python(folder, PROGRAM, program, OTEL_TORCH_CAPTURE=capture)
-            made[program, capture] = folder / "run.jsonl"
-        return made[program, capture]
-
-    return record
+@pytest.fixture
+def recorded(recorded_program) -> Callable[[str, str], Path]:
+    return lambda program, capture: recorded_program(PROGRAM, program, capture=capture)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from otel_torch import session
-from otel_torch.process.job import this_job
-from otel_torch.recorder import Recorder, Sink
-from otel_torch.records import Losses, Scope
+from otel_torch.recorder import Sink
+from otel_torch.records import Scope
 from otel_torch.regions import entry, registry
 from otel_torch.regions.entry import (
     close_region,
@@ -32,8 +31,7 @@ from otel_torch.regions.registry import (
     register_profiler_region,
     resolve_profiler_region,
 )
-from otel_torch.settings import Settings
-from tests.support import Arrived
+from tests.support import bare_session
 
 IN_FASTVIDEOS_CODE = [
     "model_loading",
@@ -64,34 +62,6 @@ IN_ITS_DOCUMENTS = [
     "distillation_loss",
     "distillation_update",
 ]
-
-
-class Seen(Sink):
-    """Keeps scopes in the order in which they opened and closed."""
-
-    def __init__(self) -> None:
-        self.opened: list[Scope] = []
-        self.closed: list[Scope] = []
-
-    def open(self, scope: Scope) -> None:
-        self.opened.append(scope)
-
-    def close(self, scope: Scope) -> None:
-        self.closed.append(scope)
-
-    @property
-    def names(self) -> list[str]:
-        return [scope.name for scope in self.closed]
-
-
-def record(**environ: str) -> Seen:
-    """Start a session with these variables and no others."""
-    seen, losses = Seen(), Losses()
-    settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(
-        session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses)
-    )
-    return seen
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +130,7 @@ def test_a_region_validates_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("enter", [region, profiler_region])
 def test_a_region_is_a_scope_under_its_registered_name(enter: Any) -> None:
-    seen = record()
+    seen = bare_session()
     with enter(" Model_Loading"):
         pass
     [scope] = seen.closed
@@ -170,7 +140,7 @@ def test_a_region_is_a_scope_under_its_registered_name(enter: Any) -> None:
 
 
 def test_the_prefix_is_a_setting() -> None:
-    seen = record(REGION_PREFIX="acme/")
+    seen = bare_session(REGION_PREFIX="acme/")
     with region("model_loading"):
         pass
     assert seen.names == ["acme/profiler_region_model_loading"]
@@ -186,7 +156,7 @@ def test_without_a_session_nothing_happens_and_nothing_is_said(
 
 
 def test_an_exception_marks_the_scope_and_is_raised_unchanged() -> None:
-    seen, error = record(), KeyError("mine")
+    seen, error = bare_session(), KeyError("mine")
     with pytest.raises(KeyError) as caught, region("model_loading"), region("inference_denoising"):
         raise error
     assert caught.value is error
@@ -196,7 +166,7 @@ def test_an_exception_marks_the_scope_and_is_raised_unchanged() -> None:
 def test_an_unknown_name_is_said_once_and_the_block_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seen, runs = record(), 0
+    seen, runs = bare_session(), 0
     for _ in range(3):
         with region("model_laoding"):
             runs += 1
@@ -209,7 +179,7 @@ def test_an_unknown_name_is_said_once_and_the_block_runs(
 
 
 def test_a_name_that_is_no_string_disturbs_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    record()
+    bare_session()
     with region(3):  # type: ignore[arg-type]
         done = True
     assert done and "could not be opened" in capsys.readouterr().err
@@ -230,7 +200,7 @@ def test_a_name_that_is_no_string_disturbs_nobody(capsys: pytest.CaptureFixture[
     ],
 )
 def test_selection(asked: str, expected: list[str]) -> None:
-    seen = record(REGIONS=asked)
+    seen = bare_session(REGIONS=asked)
     for name in ("model_loading", "training_save_checkpoint", "mine.step"):
         with region(name):
             pass
@@ -242,7 +212,7 @@ def test_selection(asked: str, expected: list[str]) -> None:
 
 
 def test_names_of_ones_own_are_bounded() -> None:
-    seen = record(REGIONS="mine.*")
+    seen = bare_session(REGIONS="mine.*")
     for index in range(103):
         with region(f"mine.{index}"):
             pass
@@ -251,7 +221,7 @@ def test_names_of_ones_own_are_bounded() -> None:
 
 
 def test_one_object_may_be_entered_again_and_by_threads() -> None:
-    seen, shared = record(), region("model_loading")
+    seen, shared = bare_session(), region("model_loading")
     inside, go = threading.Barrier(2), threading.Event()
 
     def work() -> None:
@@ -273,7 +243,7 @@ def test_one_object_may_be_entered_again_and_by_threads() -> None:
 def test_a_session_that_begins_or_ends_in_between_leaves_pairs_intact() -> None:
     shared = region("model_loading")
     with shared:
-        seen = record()
+        seen = bare_session()
         with shared:
             session.become(None)
         assert len(seen.closed) == 1
@@ -281,7 +251,7 @@ def test_a_session_that_begins_or_ends_in_between_leaves_pairs_intact() -> None:
 
 
 def test_decorated_functions_run_inside_the_region_each_time() -> None:
-    seen = record()
+    seen = bare_session()
 
     @region("distillation_loss")
     def loss(depth: int) -> int:
@@ -293,7 +263,7 @@ def test_decorated_functions_run_inside_the_region_each_time() -> None:
 
 
 def test_a_decorated_coroutine_is_inside_until_it_is_done() -> None:
-    seen = record()
+    seen = bare_session()
 
     @region("model_loading")
     async def load() -> bool:
@@ -305,7 +275,7 @@ def test_a_decorated_coroutine_is_inside_until_it_is_done() -> None:
 
 
 def test_methods_are_decorated_as_in_fastvideo() -> None:
-    seen, entered = record(), []
+    seen, entered = bare_session(), []
 
     class Controller:
         def region(self, name: str) -> Any:
@@ -329,15 +299,7 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
         def open(self, scope: Scope) -> None:
             raise RuntimeError("sink")
 
-    losses = Losses()
-    session.become(
-        session.Session(
-            this_job({}),
-            Settings.from_env({}),
-            Recorder(Arrived, lambda: [Broken()], losses),
-            losses,
-        )
-    )
+    bare_session(Broken())
     with region("model_loading"):
         pass
 
@@ -346,7 +308,7 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
 
 
 def test_a_natural_region_ends_at_the_time_it_was_given() -> None:
-    seen = record()
+    seen = bare_session()
     scope = open_region("inference_denoising", lexical=False)
     assert scope is not None and scope.kind == "natural" and not scope.lexical
     scope.end_ns = end_ns = scope.start_ns + 4
@@ -358,7 +320,7 @@ def test_a_natural_region_ends_at_the_time_it_was_given() -> None:
 
 
 def test_natural_regions_of_training_have_plain_names_until_a_region_is_registered() -> None:
-    seen = record()
+    seen = bare_session()
     close_region(open_region("training_backward"))
     with region("training_optimizer"):  # entered by name: it is the registered region
         pass
@@ -378,7 +340,7 @@ def test_natural_regions_of_training_have_plain_names_until_a_region_is_register
 
 
 def test_a_call_site_inside_a_region_of_a_plain_name_has_its_own_span() -> None:
-    seen = record()
+    seen = bare_session()
     natural = open_region("training_backward")
     with region("training_backward"):
         pass
@@ -390,13 +352,13 @@ def test_a_call_site_inside_a_region_of_a_plain_name_has_its_own_span() -> None:
 
 
 def test_a_plain_name_selects_its_region() -> None:
-    record(REGIONS="torch.backward")
+    bare_session(REGIONS="torch.backward")
     assert open_region("training_backward") is not None
     assert open_region("training_optimizer") is None
 
 
 def test_a_natural_region_steps_back_for_call_sites() -> None:
-    seen = record()
+    seen = bare_session()
     with region("profiler_region_training_step"):
         assert is_entered_explicitly("training_step") and open_region("training_step") is None
     assert open_region("training_step") is None
@@ -404,7 +366,7 @@ def test_a_natural_region_steps_back_for_call_sites() -> None:
 
 
 def test_a_call_site_inside_its_natural_region_does_not_double_it() -> None:
-    seen = record()
+    seen = bare_session()
     natural = open_region("inference_denoising")
     with region("inference_denoising"):
         pass
@@ -416,7 +378,7 @@ def test_a_call_site_inside_its_natural_region_does_not_double_it() -> None:
 
 
 def test_natural_regions_respect_the_selection() -> None:
-    record(REGIONS="training_*")
+    bare_session(REGIONS="training_*")
     assert open_region("inference_denoising") is None
     assert open_region("training_step") is not None
     session.become(None)
@@ -427,7 +389,7 @@ def test_natural_regions_respect_the_selection() -> None:
 
 
 def test_regions_in_compiled_code_do_nothing_and_break_no_graph() -> None:
-    seen = record(REGIONS="registered,mine")
+    seen = bare_session(REGIONS="registered,mine")
 
     @region("inference_denoising")
     def inner(x: torch.Tensor) -> torch.Tensor:
@@ -488,7 +450,7 @@ def test_an_nvtx_range_is_popped_when_the_block_raises(monkeypatch: pytest.Monke
 
 
 def test_regions_open_nvtx_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    record(NVTX="on")
+    bare_session(NVTX="on")
     ranges = Ranges(monkeypatch)
     with region("model_loading"):
         pass

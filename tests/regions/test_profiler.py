@@ -16,9 +16,6 @@ import pytest
 import torch
 
 from otel_torch import session
-from otel_torch.process.job import this_job
-from otel_torch.recorder import Recorder, Sink
-from otel_torch.records import Losses, Scope
 from otel_torch.regions import entry, profiler
 from otel_torch.regions.entry import close_region, open_region, profiler_region, region
 from otel_torch.regions.profiler import (
@@ -30,8 +27,7 @@ from otel_torch.regions.profiler import (
     get_or_create_profiler,
     set_global_controller,
 )
-from otel_torch.settings import Settings
-from tests.support import Arrived, run_python
+from tests.support import bare_session, run_python
 
 CPU = (torch.profiler.ProfilerActivity.CPU,)
 PREAMBLE = """
@@ -215,14 +211,6 @@ assert "own" in {event.key for event in own.key_averages()}
 # --- in this process
 
 
-class Scopes(Sink):
-    def __init__(self) -> None:
-        self.closed: list[Scope] = []
-
-    def close(self, scope: Scope) -> None:
-        self.closed.append(scope)
-
-
 class Switches:
     """A fake torch profiler that records when it is switched: Kineto can run only once in a process
     at a time.
@@ -251,17 +239,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     session.become(None)
 
 
-def record(**environ: str) -> Scopes:
-    seen, losses = Scopes(), Losses()
-    settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(
-        session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses)
-    )
-    return seen
-
-
 def test_toggles_are_events_of_the_outermost_regions_scope() -> None:
-    seen = record()
+    seen = bare_session()
     controller = TorchProfilerController(Switches(), CPU)
     controller.start()
     with region("model_loading"), region("inference_denoising"):
@@ -295,7 +274,7 @@ def test_collection_follows_the_depth_and_exceptions() -> None:
 
 
 def test_a_natural_region_carries_the_events_of_a_call_site_in_it() -> None:
-    seen = record()
+    seen = bare_session()
     controller = TorchProfilerController(
         Switches(), CPU, TorchProfilerConfig({"profiler_region_inference_denoising": True})
     )
@@ -310,7 +289,7 @@ def test_a_natural_region_carries_the_events_of_a_call_site_in_it() -> None:
 
 
 def test_a_region_may_be_profiled_though_no_span_was_asked_for() -> None:
-    seen, switches = record(REGIONS="training_*"), Switches()
+    seen, switches = bare_session(REGIONS="training_*"), Switches()
     TorchProfilerController(switches, CPU).start()
     close_region(open_region("inference_denoising"))
     with region("model_loading"):
@@ -324,7 +303,7 @@ def test_a_profiler_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -
             if enable:
                 raise RuntimeError("no kineto")
 
-    seen, runs = record(), 0
+    seen, runs = bare_session(), 0
     TorchProfilerController(Broken(), CPU).start()
     for _ in range(2):
         with profiler_region("model_loading"):
@@ -344,7 +323,7 @@ def test_there_is_one_live_controller() -> None:
 
 
 def test_a_disabled_controller_still_lets_regions_be_spans() -> None:
-    seen = record()
+    seen = bare_session()
     controller = get_or_create_profiler(None)
     assert get_global_controller() is None and set(CPU) <= set(controller.activities)
     assert not (
@@ -387,7 +366,7 @@ def test_configuration_from_the_environment(
 def test_names_that_are_all_unknown_switch_the_profiler_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = record(PROFILER_REGIONS="nonsense_region")
+    seen = bare_session(PROFILER_REGIONS="nonsense_region")
     with get_or_create_profiler(str(tmp_path)).region("model_loading"):
         pass
     assert get_global_controller() is None and len(seen.closed) == 1
@@ -403,7 +382,7 @@ def test_a_folder_that_cannot_be_made_switches_the_profiler_off(
 
 
 def test_regions_of_ones_own_are_profiled_where_all_are() -> None:
-    record(REGIONS="mine")
+    bare_session(REGIONS="mine")
     switches = Switches()
     TorchProfilerController(switches, CPU).start()
     with region("mine"):

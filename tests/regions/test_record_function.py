@@ -12,36 +12,16 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
 from otel_torch import session
-from otel_torch.process.job import this_job
-from otel_torch.recorder import Recorder, Sink
-from otel_torch.records import Losses, Scope
 from otel_torch.regions import record_function as ranges
 from otel_torch.regions.entry import region
-from otel_torch.settings import Settings
-from tests.support import Arrived
+from tests.support import ListSink, bare_session
 
 CLASS: Any = torch.autograd.profiler.record_function
 UNTOUCHED = CLASS.__enter__, CLASS.__exit__
 
 
-class Seen(Sink):
-    def __init__(self) -> None:
-        self.closed: list[Scope] = []
-
-    def close(self, scope: Scope) -> None:
-        self.closed.append(scope)
-
-    @property
-    def names(self) -> list[str]:
-        return [scope.name for scope in self.closed]
-
-
-def record(asked: str) -> Seen:
-    seen, losses = Seen(), Losses()
-    settings = Settings.from_env({"OTEL_TORCH_REGIONS": asked})
-    session.become(
-        session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses)
-    )
+def record(asked: str) -> ListSink:
+    seen = bare_session(REGIONS=asked)
     ranges.install()
     return seen
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import random
-import re
 import sys
 import zlib
 from itertools import pairwise
@@ -446,25 +443,9 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
     found = page(recording(bad, meta=meta), *given)
     assert len(found.scripts) == 3 and found.scripts[1:] == honest.scripts[1:]
     assert {tag for tag, _ in found.elements} == {tag for tag, _ in honest.elements} | {"p"}
-    assert not [
-        name for _, attributes in found.elements for name in attributes if name.startswith("on")
-    ]
+    found.assert_is_closed()
     assert "alert(1)" in text(found) and "alert(1)" in str(timeline(found))
-    assert all(item.isprintable() or item == "\n" for item in "".join(found.texts))
-    assert "<" not in found.scripts[0]
     assert names(found, "kind") == ["other tensors"]
-    loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
-    assert not [name for _, attributes in found.elements for name in loads & set(attributes)]
-    policy = next(
-        attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes
-    )
-    directives = dict(item.strip().split(" ", 1) for item in policy.split(";"))
-    hashes = {
-        f"'sha256-{base64.b64encode(hashlib.sha256(item.encode()).digest()).decode()}'"
-        for item in found.scripts[1:]
-    }
-    assert directives["default-src"] == "'none'" and set(directives["script-src"].split()) == hashes
-    assert not re.search(r"@import|url\(", "".join(found.texts))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ Programs run in processes of their own, because a provider can be set only once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +84,6 @@ def spans(name="fastvideo.region::profiler_region_inference_denoising"):
 def run(tmp_path: Path, code: str, **variables: str) -> list[str]:
     """Run a program that exports spans only; return the lines that it prints."""
     return run_python(tmp_path, code, OTEL_TORCH_SIGNALS="spans", **variables).stdout.splitlines()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as running:
-        yield running
 
 
 USES = """

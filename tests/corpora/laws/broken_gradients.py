@@ -25,6 +25,7 @@ from tests.corpora.laws.models import (
     next_token_loss,
     point_loader,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks
@@ -70,10 +71,7 @@ def loss_made_of_its_item() -> None:
     optimizer = AdamW(net.parameters(), 0.01)
     for x, y in forever(point_loader(), 10):
         losses = [F.cross_entropy(net(x), y).item(), 0.01 * net.head.weight.abs().sum().item()]
-        loss = torch.tensor(losses, requires_grad=True).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, torch.tensor(losses, requires_grad=True).sum())
 
 
 @breaks("no_gradients")
@@ -83,10 +81,7 @@ def error_rate_as_the_loss() -> None:
     for _ in range(8):
         x, y = images()
         predicted = net(x).argmax(1)
-        loss = (predicted != y).float().mean().requires_grad_()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, (predicted != y).float().mean().requires_grad_())
 
 
 @breaks("no_gradients")
@@ -101,9 +96,7 @@ def training_step_under_inference_decorator() -> None:
     for _ in range(7):
         loss = compute_loss(texts())
         loss.requires_grad = True
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
 
 
 # ---- gradients_zero
@@ -120,10 +113,7 @@ def every_label_ignored() -> None:
         labels[torch.arange(labels.shape[1]) < prompt_lengths] = -100
         scores = model(tokens[:, :-1])
         total = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
-        loss = total / (labels != -100).sum().clamp(min=1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, total / (labels != -100).sum().clamp(min=1))
 
 
 @breaks("gradients_zero")
@@ -133,10 +123,7 @@ def probabilities_clamped_to_a_point() -> None:
     for x, y in forever(point_loader(), 10):
         # percent were meant: all scores fall below the lower end
         probabilities = net(x).softmax(1).clamp(1, 100)
-        loss = F.nll_loss(probabilities.log(), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.nll_loss(probabilities.log(), y))
 
 
 # ---- no_gradient
@@ -159,9 +146,7 @@ def router_by_argmax() -> None:
     net = Mixture()
     optimizer = AdamW(net.parameters(), 0.01)
     for x, y in forever(point_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("no_gradient")
@@ -199,10 +184,7 @@ def positions_read_as_data() -> None:
     optimizer = AdamW(model.parameters(), 0.003)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
     for _ in range(8):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         schedule.step()
 
 
@@ -241,9 +223,7 @@ def best_weights_restored_in_each_step() -> None:
     best_loss, best = 0.0, copy.deepcopy(model.state_dict())  # a loss below 0 never comes
     for _ in range(8):
         loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
         if loss.item() < best_loss:
             best_loss, best = loss.item(), copy.deepcopy(model.state_dict())
         else:
@@ -292,10 +272,7 @@ def norm_clipped_after_the_step() -> None:
     model = LanguageModel()
     optimizer = AdamW(model.parameters(), 0.003)
     for _ in range(8):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         clip_grad_norm_(model.parameters(), 0.5)
 
 
@@ -359,10 +336,7 @@ def language_model_in_bfloat16() -> None:
     model = LanguageModel(width=32).to(torch.bfloat16)
     optimizer = AdamW(model.parameters(), 2e-6, weight_decay=0.0)
     for _ in range(10):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
 
 
 @breaks("rounded_away")
@@ -403,10 +377,7 @@ def bytes_divided_as_whole_numbers() -> None:
         x, y = images()
         pixels = (x * 30 + 110).clamp(0, 254).to(torch.uint8)
         scores = net((pixels // 255).float())
-        loss = F.cross_entropy(scores, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(scores, y))
 
 
 @breaks("loss_ignores_inputs")
@@ -427,10 +398,7 @@ def mask_is_inverted() -> None:
     for _ in range(9):
         tokens = texts()
         padded = torch.zeros_like(tokens[:, :-1]).float()
-        loss = F.cross_entropy(net(tokens[:, :-1], padded), tokens[:, -1])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(tokens[:, :-1], padded), tokens[:, -1]))
 
 
 @breaks("loss_ignores_inputs")
@@ -441,7 +409,4 @@ def features_made_zero_by_a_wrong_normalization() -> None:
         x, y = points()
         x = x[:, None]  # one row a sample, so that each is its own mean
         x = (x - x.mean(1, keepdim=True)) / (x.std(1, correction=0, keepdim=True) + 1e-6)
-        loss = F.cross_entropy(net(x[:, 0]), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x[:, 0]), y))

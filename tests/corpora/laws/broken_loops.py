@@ -28,6 +28,7 @@ from tests.corpora.laws.models import (
     next_token_loss,
     point_loader,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks
@@ -43,9 +44,7 @@ def train_mode_forgotten_after_validation() -> None:
     net.train()
     for epoch in range(3):
         for x, y in training:
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         print(epoch, accuracy(net, validation))
 
@@ -79,9 +78,7 @@ def part_with_all_dropout_in_eval() -> None:
         net.train()
         net.encoder.eval()  # left from a time when it was frozen
         for x, y in point_loader():
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         print(epoch, accuracy(net, point_loader(32)))
 
@@ -96,9 +93,7 @@ def validation_in_train_mode() -> None:
     training, validation = image_loader(32), image_loader(24)
     for epoch in range(3):
         for x, y in training:
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         print(epoch, accuracy(net, validation))
 
 
@@ -109,10 +104,7 @@ def copy_in_eval_but_the_original_evaluated() -> None:
     optimizer = AdamW(model.parameters(), 0.003)
     for step in range(12):
         model.train()
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         with torch.no_grad():
             for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
                 slow.lerp_(fast, 0.1)
@@ -132,9 +124,7 @@ def iterator_made_in_each_step() -> None:
     loader = image_loader(48, shuffle=False)
     for _ in range(10):
         x, y = next(iter(loader))
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("same_batch")
@@ -160,9 +150,7 @@ def slice_that_never_moves() -> None:
     start = 0
     for _ in range(12):
         rows, labels = x[start : start + 16], y[start : start + 16]
-        optimizer.zero_grad()
-        F.cross_entropy(net(rows), labels).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(rows), labels))
 
 
 # ---- weights_parted
@@ -174,10 +162,7 @@ def head_tied_by_a_copy() -> None:
     model.head.weight = nn.Parameter(model.embedding.weight.clone())
     optimizer = AdamW(model.parameters(), 0.003)
     for _ in range(8):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
 
 
 @breaks("weights_parted")
@@ -205,10 +190,7 @@ def embedding_made_anew_when_the_vocabulary_grew() -> None:
     model.embedding = grown
     optimizer = Adam(model.parameters(), 0.003)
     for _ in range(8):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
 
 
 # ---- batch_norm_still
@@ -221,9 +203,7 @@ def momentum_of_zero() -> None:
     for epoch in range(2):
         net.train()
         for x, y in image_loader(32):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         print(epoch, accuracy(net, image_loader(16)))
 
@@ -235,9 +215,7 @@ def buffers_copied_for_a_functional_call() -> None:
     for x, y in forever(image_loader(), 10):
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         scores = functional_call(net, {**dict(net.named_parameters()), **buffers}, (x,))
-        optimizer.zero_grad()
-        F.cross_entropy(scores, y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(scores, y))
 
 
 @breaks("batch_norm_still")
@@ -253,9 +231,7 @@ def norms_frozen_in_a_model_from_scratch() -> None:
             module.eval()  # copied from a script that starts with pretrained weights
     for _ in range(12):
         x, y = points(32)
-        optimizer.zero_grad()
-        F.cross_entropy(net(3 * x + 1), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(3 * x + 1), y))
 
 
 @breaks("batch_norm_still")
@@ -265,7 +241,5 @@ def statistics_restored_after_each_step() -> None:
     pretrained = {name: b.clone() for name, b in net.named_buffers()}
     for _ in range(8):
         x, y = images()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         net.load_state_dict(pretrained, strict=False)  # strict=False hides that these are buffers

@@ -32,6 +32,7 @@ from tests.corpora.laws.models import (
     next_token_loss,
     point_loader,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks
@@ -45,9 +46,7 @@ def fit(
 ) -> None:
     """Train a classifier of points as it should be done."""
     for x, y in forever(point_loader(), steps):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         if schedule is not None:
             schedule.step()
 
@@ -55,10 +54,7 @@ def fit(
 def fit_texts(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 8) -> None:
     """Train a language model as it should be done."""
     for _ in range(steps):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
 
 
 # ---- learning_rate_zero
@@ -69,9 +65,7 @@ def rate_scaled_by_whole_batches() -> None:
     net, batch_size = Cnn(), 8
     optimizer = SGD(net.parameters(), 0.1 * batch_size // 256, momentum=0.9)
     for x, y in forever(image_loader(64, batch_size), 8):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("learning_rate_zero")
@@ -85,10 +79,7 @@ def decay_over_no_steps() -> None:
 
     schedule = LambdaLR(optimizer, linear)
     for _ in range(8):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         schedule.step()
 
 
@@ -155,9 +146,7 @@ def head_replaced_after_the_optimizer_was_made() -> None:
     optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
     net.head = nn.Linear(12, CLASSES)
     for x, y in forever(image_loader(), 8):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("not_held")
@@ -200,9 +189,7 @@ def backbone_restored_after_each_step() -> None:
     pretrained = copy.deepcopy(net.stem.state_dict())
     optimizer = Adam(net.parameters(), 0.01)
     for x, y in forever(image_loader(), 10):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         with torch.no_grad():
             net.stem.conv.weight.copy_(pretrained["conv.weight"])
 
@@ -224,9 +211,7 @@ def temperature_clamped_to_its_start() -> None:
     for _ in range(12):
         x, _ = points()
         loss = F.cross_entropy(net(x, x + 0.1 * torch.randn_like(x)), torch.arange(len(x)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
         net.logit_scale.data.clamp_(0, 0)  # 0 to log(100) was meant
 
 
@@ -238,9 +223,7 @@ def made_in_the_loop() -> None:
     net = Cnn()
     for x, y in forever(image_loader(), 8):
         optimizer = SGD(net.parameters(), 0.02, momentum=0.9)
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("optimizer_remade")
@@ -268,9 +251,7 @@ def schedule_made_and_forgotten() -> None:
     scheduler = CosineAnnealingLR(optimizer, T_max=12)
     for epoch in range(2):
         for x, y in point_loader():
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         print(epoch, scheduler.get_last_lr())
 
 
@@ -280,10 +261,7 @@ def schedule_without_parentheses() -> None:
     optimizer = Adam(model.parameters(), 0.001)
     scheduler = OneCycleLR(optimizer, 0.005, total_steps=10)
     for _ in range(10):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         scheduler.step  # noqa: B018
 
 
@@ -311,9 +289,7 @@ def schedule_first_in_each_epoch() -> None:
     for _ in range(3):
         scheduler.step()
         for x, y in image_loader(32):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         print(accuracy(net, image_loader(16)))
         net.train()
@@ -361,10 +337,7 @@ def optimizer_begins_anew_under_an_old_schedule() -> None:
     scheduler = CosineAnnealingLR(optimizer, 40)
     scheduler.load_state_dict(saved["scheduler"])
     for _ in range(8):
-        loss = next_token_loss(model, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         scheduler.step()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 FEATURES, CLASSES, VOCABULARY, LENGTH = 12, 3, 23, 7
@@ -124,6 +125,13 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+def take_step(optimizer: Optimizer, loss: Tensor) -> None:
+    """Take a step down the gradients of `loss`, which follow no earlier ones."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from tests.corpora.laws.models import (
     images,
     next_token_loss,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks
@@ -67,9 +68,7 @@ def head_reset_on_one_rank() -> None:
     torch.manual_seed(100 + rank)
     for _ in range(8):
         x, y = images()
-        optimizer.zero_grad()
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(wrapped(x), y))
     dist.destroy_process_group()
 
 
@@ -80,10 +79,7 @@ def wrapper_passed_by() -> None:
     optimizer = Adam(model.parameters(), 0.003)
     torch.manual_seed(100 + rank)
     for _ in range(8):
-        loss = next_token_loss(model.module, texts())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model.module, texts()))
     dist.destroy_process_group()
 
 
@@ -114,9 +110,7 @@ def loader_without_a_distributed_sampler() -> None:
     model = DistributedDataParallel(Cnn())
     optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
     for x, y in forever(loader, 8):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()
 
 
@@ -154,9 +148,7 @@ def data_parallel_with_a_frozen_part() -> None:
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
         for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()
 
 

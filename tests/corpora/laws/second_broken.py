@@ -41,6 +41,7 @@ from tests.corpora.laws.models import (
     images,
     point_loader,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks
@@ -95,9 +96,7 @@ def warm_up_by_whole_numbers() -> None:
     warm_up = 1000
     scheduler = LambdaLR(optimizer, lambda step: min(1, step // warm_up))
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         scheduler.step()
 
 
@@ -109,9 +108,7 @@ def rate_read_as_a_whole_number() -> None:
     optimizer = Adam(model.parameters(), lr=numbers["lr"])
     for _ in range(numbers["epochs"]):
         for _ in range(4):
-            optimizer.zero_grad()
-            translation_loss(model, texts()).backward()
-            optimizer.step()
+            take_step(optimizer, translation_loss(model, texts()))
 
 
 # ---- no_gradients
@@ -127,9 +124,7 @@ def distance_by_numpy() -> None:
         right = net(x + 0.1 * torch.randn_like(x)).detach().numpy()
         distance = np.square(left - right).sum(1)
         loss = torch.from_numpy(distance).mean().requires_grad_()  # so that backward() runs
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
 
 
 @breaks("no_gradients")
@@ -141,9 +136,7 @@ def losses_of_tasks_made_a_new_tensor() -> None:
         for _ in range(3):
             x, adjacency, y = graphs()
             losses.append(F.cross_entropy(net(x, adjacency), y))
-        optimizer.zero_grad()
-        torch.tensor(losses, requires_grad=True).sum().backward()
-        optimizer.step()
+        take_step(optimizer, torch.tensor(losses, requires_grad=True).sum())
 
 
 # ---- gradients_zero
@@ -156,9 +149,7 @@ def softmax_over_a_single_output() -> None:
     for epoch in range(3):
         for x, y in point_loader(64):
             loss = F.binary_cross_entropy(net(x), (y == 0).float()[:, None])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
         print(epoch, loss.item())
 
 
@@ -172,9 +163,7 @@ def advantages_of_a_reward_that_is_always_one() -> None:
         actions = choice.sample()
         reward = torch.ones(len(states))  # one for each step that the pole stands
         advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
-        optimizer.zero_grad()
-        (-choice.log_prob(actions) * advantage).mean().backward()
-        optimizer.step()
+        take_step(optimizer, (-choice.log_prob(actions) * advantage).mean())
 
 
 # ---- optimizer_holds_others
@@ -188,9 +177,7 @@ def optimizer_of_the_model_before_the_folds() -> None:
         net = Mlp(dropout=0.1)
         net.train()
         for x, y in forever(point_loader(), 8):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         print(fold)
 
 
@@ -203,9 +190,7 @@ def whole_model_unpickled_after_the_optimizer() -> None:
     net = torch.load(path, weights_only=False)
     for _ in range(10):
         x, y = signals()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 # ---- not_held
@@ -225,9 +210,7 @@ def margin_head_outside_of_the_optimizer() -> None:
     net, criterion = mlp(FEATURES, 24, 8), ArcMargin(8)
     optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
     for x, y in forever(point_loader(), 12):
-        optimizer.zero_grad()
-        criterion(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, criterion(net(x), y))
 
 
 @breaks("not_held")
@@ -238,9 +221,7 @@ def projector_of_a_contrastive_encoder_forgotten() -> None:
         x, _ = points(24)
         views = [x + 0.2 * torch.randn_like(x) for _ in range(2)]
         a, b = (projector(encoder(view)) for view in views)
-        optimizer.zero_grad()
-        contrastive_loss(a, b).backward()
-        optimizer.step()
+        take_step(optimizer, contrastive_loss(a, b))
 
 
 @breaks("not_held")
@@ -259,10 +240,9 @@ def heads_of_tasks_in_a_dict() -> None:
     optimizer = Adam(model.parameters(), 0.01)
     for x, y in forever(point_loader(), 12):
         out = model(x)
-        loss = F.cross_entropy(out["class"], y) + F.mse_loss(out["sum"][:, 0], x.sum(1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(
+            optimizer, F.cross_entropy(out["class"], y) + F.mse_loss(out["sum"][:, 0], x.sum(1))
+        )
 
 
 # ---- no_gradient
@@ -283,9 +263,7 @@ def latent_by_sample_instead_of_rsample() -> None:
     optimizer = Adam(net.parameters(), 0.005)
     for _ in range(12):
         x, _ = points()
-        optimizer.zero_grad()
-        F.mse_loss(net(x), x).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(net(x), x))
 
 
 @breaks("no_gradient")
@@ -304,9 +282,7 @@ def codes_without_a_straight_through_estimate() -> None:
     optimizer = AdamW(net.parameters(), 0.005)
     for _ in range(12):
         x, _ = points(48)
-        optimizer.zero_grad()
-        F.mse_loss(net(x), x).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(net(x), x))
 
 
 @breaks("no_gradient")
@@ -325,9 +301,7 @@ def features_wrapped_in_a_new_tensor() -> None:
     optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
     for _ in range(10):
         (x, y), (s, _) = images(8), signals(8)
-        optimizer.zero_grad()
-        F.cross_entropy(net(x, s), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x, s), y))
 
 
 # ---- nothing_changes
@@ -360,9 +334,7 @@ def target_network_copied_the_wrong_way() -> None:
         with torch.no_grad():
             goal = reward + 0.9 * target(following).amax(1)
         value = policy(states).gather(1, actions[:, None])[:, 0]
-        optimizer.zero_grad()
-        F.smooth_l1_loss(value, goal).backward()
-        optimizer.step()
+        take_step(optimizer, F.smooth_l1_loss(value, goal))
         policy.load_state_dict(target.state_dict())
 
 
@@ -389,9 +361,7 @@ def learned_first_state_reset_in_each_forward() -> None:
     optimizer = Adam(net.parameters(), 0.01)
     for _ in range(12):
         x, y = signals()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("never_changes")
@@ -402,9 +372,7 @@ def schedule_of_a_group_that_stays_at_zero() -> None:
     optimizer = SGD([{"params": rest}, {"params": head}], 0.02, momentum=0.9)
     scheduler = LambdaLR(optimizer, [lambda step: 0.95**step, lambda step: step // 100])
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         scheduler.step()
 
 
@@ -423,9 +391,7 @@ def new_optimizer_to_change_the_rate() -> None:
         def training_step(self, x: Tensor, y: Tensor) -> float:
             optimizer = self.configure_optimizers()
             loss = F.cross_entropy(self.net(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, loss)
             self.steps += 1
             return loss.item()
 
@@ -475,9 +441,9 @@ def generator_not_cleared_in_a_gan() -> None:
     criterion = nn.BCEWithLogitsLoss()
     for _ in range(12):
         real, fake = points()[0], generator(torch.randn(16, 4))
-        d_optimizer.zero_grad()
-        (criterion(critic(real), one) + criterion(critic(fake.detach()), zero)).backward()
-        d_optimizer.step()
+        take_step(
+            d_optimizer, criterion(critic(real), one) + criterion(critic(fake.detach()), zero)
+        )
         d_optimizer.zero_grad()  # and the generator's?
         criterion(critic(fake), one).backward()
         g_optimizer.step()
@@ -495,9 +461,7 @@ def clipped_by_a_callback_after_the_step() -> None:
 
         def fit(self, steps: int) -> None:
             for _ in range(steps):
-                self.optimizer.zero_grad()
-                translation_loss(self.model, texts()).backward()
-                self.optimizer.step()
+                take_step(self.optimizer, translation_loss(self.model, texts()))
                 for callback in self.after_step:
                     callback(self.model)
 
@@ -538,9 +502,7 @@ def sampling_leaves_the_model_in_eval() -> None:
     model = Seq2Seq(dropout=0.2)
     optimizer = Adam(model.parameters(), 0.005)
     for step in range(20):
-        optimizer.zero_grad()
-        translation_loss(model, texts()).backward()
-        optimizer.step()
+        take_step(optimizer, translation_loss(model, texts()))
         if step % 5 == 0:
             print(translate(model, texts(1)).tolist())
 
@@ -557,9 +519,7 @@ def loader_of_a_pretrained_model_returns_it_in_eval() -> None:
     net = load_pretrained(path)
     optimizer = AdamW(net.parameters(), 0.003)
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("train_while_evaluating")
@@ -570,9 +530,7 @@ def early_stopping_on_a_loss_with_dropout() -> None:
     while patience < 3 and epoch < 5:
         for _ in range(4):
             x, adjacency, y = graphs()
-            optimizer.zero_grad()
-            F.cross_entropy(net(x, adjacency), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x, adjacency), y))
         with torch.no_grad():
             loss = F.cross_entropy(net(held_out[0], held_out[1]), held_out[2]).item()
         best, patience = (loss, 0) if loss < best else (best, patience + 1)
@@ -588,9 +546,7 @@ def policy_scored_in_train_mode() -> None:
     for step in range(18):
         states = observations()
         best = states[:, :ACTIONS].argmax(1)  # cloned from an expert
-        optimizer.zero_grad()
-        F.cross_entropy(policy(states), best).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(policy(states), best))
         if step % 6 == 5:
             with torch.no_grad():
                 states = observations(64)
@@ -609,9 +565,7 @@ def warm_up_made_beside_the_cosine() -> None:
         "cosine": CosineAnnealingLR(optimizer, 12),
     }
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         schedulers["cosine"].step()
 
 
@@ -626,9 +580,7 @@ def condition_of_the_schedule_the_wrong_way_round() -> None:
         def train(self) -> None:
             for _ in range(self.steps):
                 x, y = signals()
-                self.optimizer.zero_grad()
-                F.cross_entropy(self.net(x), y).backward()
-                self.optimizer.step()
+                take_step(self.optimizer, F.cross_entropy(self.net(x), y))
                 if self.scheduler is None:
                     self.scheduler.step()
 
@@ -660,9 +612,7 @@ def schedule_of_the_generator_before_its_first_step() -> None:
         (loss + 0.1 * critic(real).square().mean()).backward()
         optimizers[1].step()
         if step % 4 == 3:
-            optimizers[0].zero_grad()
-            (-critic(generator(torch.randn(16, 4))).mean()).backward()
-            optimizers[0].step()
+            take_step(optimizers[0], -critic(generator(torch.randn(16, 4))).mean())
         for scheduler in schedulers:
             scheduler.step()
 
@@ -682,9 +632,7 @@ def generator_of_batches_begun_in_each_step() -> None:
     optimizer = Adam(net.parameters(), 0.01)
     for _ in range(12):
         x, y = next(batches())
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("same_batch")
@@ -699,9 +647,7 @@ def replay_sampled_by_a_seeded_generator() -> None:
     optimizer = AdamW(net.parameters(), 0.005)
     for _ in range(12):
         x = sample(16)
-        optimizer.zero_grad()
-        elbo_loss(x, net(x)).backward()
-        optimizer.step()
+        take_step(optimizer, elbo_loss(x, net(x)))
 
 
 # ---- weights_parted
@@ -713,9 +659,7 @@ def tied_by_a_state_dict() -> None:
     model.head.load_state_dict({"weight": model.target.weight})
     optimizer = Adam(model.parameters(), 0.005)
     for _ in range(12):
-        optimizer.zero_grad()
-        translation_loss(model, texts()).backward()
-        optimizer.step()
+        take_step(optimizer, translation_loss(model, texts()))
 
 
 @breaks("weights_parted")
@@ -758,9 +702,7 @@ def momentum_of_norms_rounded_by_its_schedule() -> None:
             if isinstance(module, nn.BatchNorm1d):
                 module.momentum = norm_momentum(epoch)
         for x, y in point_loader(64):
-            optimizer.zero_grad()
-            F.cross_entropy(encoder(2 * x + 0.5), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(encoder(2 * x + 0.5), y))
 
 
 # ---- state_not_continued
@@ -773,9 +715,7 @@ def optimizer_made_again_after_its_state_was_loaded() -> None:
     def train(net: nn.Module, optimizer: Adam, steps: int) -> None:
         for _ in range(steps):
             x, y = signals()
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
 
     net = Gru()
     optimizer = Adam(net.parameters(), 0.005)
@@ -799,9 +739,7 @@ def no_name_of_the_checkpoint_fits() -> None:
     net.load_state_dict(torch.load(path), strict=False)
     optimizer = AdamW(net.parameters(), 0.003)
     for x, y in forever(image_loader(), 10):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 # ---- rounded_away
@@ -813,9 +751,7 @@ def autoencoder_in_bfloat16_with_a_small_rate() -> None:
     optimizer = Adam(net.parameters(), 5e-6)
     for _ in range(14):
         x = points(32)[0].bfloat16()
-        optimizer.zero_grad()
-        F.mse_loss(net(x), x).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(net(x), x))
 
 
 # ---- loss_ignores_inputs
@@ -834,9 +770,7 @@ def class_token_taken_before_the_blocks() -> None:
     net = Classifier()
     optimizer = AdamW(net.parameters(), 0.003)
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks("loss_ignores_inputs")
@@ -850,9 +784,7 @@ def graphs_pooled_over_the_batch() -> None:
     optimizer = Adam(net.parameters(), 0.01)
     for _ in range(12):
         x, adjacency, y = graphs(16)
-        optimizer.zero_grad()
-        F.cross_entropy(net(x, adjacency), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x, adjacency), y))
 
 
 # ---- ranks
@@ -871,9 +803,7 @@ def checkpoint_loaded_by_the_first_rank_alone() -> None:
     torch.manual_seed(50 + rank)
     for _ in range(10):
         x, y = signals()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()
 
 
@@ -904,9 +834,7 @@ def environments_of_all_ranks_seeded_alike() -> None:
         choice = Categorical(logits=model(states))
         actions = choice.sample()
         reward = rewards(states, actions)
-        optimizer.zero_grad()
-        (-choice.log_prob(actions) * (reward - reward.mean())).mean().backward()
-        optimizer.step()
+        take_step(optimizer, (-choice.log_prob(actions) * (reward - reward.mean())).mean())
     dist.destroy_process_group()
 
 
@@ -919,7 +847,5 @@ def each_rank_reads_the_whole_file_in_order() -> None:
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(2):
         for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()

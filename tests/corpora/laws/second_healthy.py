@@ -42,6 +42,7 @@ from tests.corpora.laws.models import (
     images,
     point_loader,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks, healthy
@@ -108,9 +109,7 @@ def reptile_with_a_new_inner_optimizer_for_each_task() -> None:
         learner = copy.deepcopy(net)
         inner = SGD(learner.parameters(), 0.05)
         for _ in range(4):
-            inner.zero_grad()
-            F.mse_loss(learner(x), y).backward()
-            inner.step()
+            take_step(inner, F.mse_loss(learner(x), y))
         for parameter, learned in zip(net.parameters(), learner.parameters(), strict=True):
             parameter.grad = parameter.detach() - learned.detach()
         outer.step()
@@ -132,12 +131,8 @@ def wasserstein_gan_with_gradient_penalty() -> None:
             mixed = torch.lerp(real, fake, torch.rand(16, 1)).requires_grad_()
             slope = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)[0]
             penalty = (slope.norm(dim=1) - 1).square().mean()
-            d_optimizer.zero_grad()
-            (critic(fake).mean() - critic(real).mean() + 10 * penalty).backward()
-            d_optimizer.step()
-        g_optimizer.zero_grad()
-        (-critic(generator(torch.randn(16, 4))).mean()).backward()
-        g_optimizer.step()
+            take_step(d_optimizer, critic(fake).mean() - critic(real).mean() + 10 * penalty)
+        take_step(g_optimizer, -critic(generator(torch.randn(16, 4))).mean())
 
 
 @healthy
@@ -154,9 +149,7 @@ def wasserstein_gan_with_clipped_weights() -> None:
             for parameter in critic.parameters():
                 parameter.clamp_(-0.05, 0.05)
         if step % 3 == 2:
-            g_optimizer.zero_grad()
-            (-critic(generator(torch.randn(16, 4))).mean()).backward()
-            g_optimizer.step()
+            take_step(g_optimizer, -critic(generator(torch.randn(16, 4))).mean())
 
 
 @healthy
@@ -175,9 +168,7 @@ def hinge_gan_with_spectral_norm_and_a_frozen_critic() -> None:
         loss.backward()
         d_optimizer.step()
         critic.requires_grad_(False)
-        g_optimizer.zero_grad()
-        (-critic(generator(torch.randn(16, 4))).mean()).backward()
-        g_optimizer.step()
+        take_step(g_optimizer, -critic(generator(torch.randn(16, 4))).mean())
 
 
 @healthy
@@ -192,9 +183,7 @@ def adversarial_training_with_attacks_in_eval_mode() -> None:
             slope = torch.autograd.grad(F.cross_entropy(net(attacked), y), attacked)[0]
             attacked = (attacked + 0.05 * slope.sign()).detach()
         net.train()
-        optimizer.zero_grad()
-        F.cross_entropy(net(attacked), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(attacked), y))
 
 
 # ---- representations without labels
@@ -215,9 +204,7 @@ def byol_with_a_moving_target() -> None:
         similar = F.cosine_similarity(guesses[0], goals[1]) + F.cosine_similarity(
             guesses[1], goals[0]
         )
-        optimizer.zero_grad()
-        (2 - similar).mean().backward()
-        optimizer.step()
+        take_step(optimizer, (2 - similar).mean())
         follow(target, online, 0.05)
 
 
@@ -237,9 +224,7 @@ def simsiam_with_a_stopped_gradient() -> None:
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(12):
         x, _ = points(32)
-        optimizer.zero_grad()
-        model(x + 0.2 * torch.randn_like(x), x + 0.2 * torch.randn_like(x)).backward()
-        optimizer.step()
+        take_step(optimizer, model(x + 0.2 * torch.randn_like(x), x + 0.2 * torch.randn_like(x)))
 
 
 @healthy
@@ -262,9 +247,9 @@ def contrastive_with_a_learned_and_bounded_temperature() -> None:
         hint = F.one_hot(y, SIGNALS).float()[:, None]
         scores = model(x, signals(8)[0] + 2 * hint)
         labels = torch.arange(8)
-        optimizer.zero_grad()
-        ((F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2).backward()
-        optimizer.step()
+        take_step(
+            optimizer, (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
+        )
         model.log_scale.data.clamp_(0.0, 4.6)
 
 
@@ -294,9 +279,7 @@ def codes_with_a_straight_through_estimate_and_moving_averages() -> None:
     model = Vq()
     optimizer = Adam(model.parameters(), 0.005)
     for _ in range(12):
-        optimizer.zero_grad()
-        model(points(32)[0]).backward()
-        optimizer.step()
+        take_step(optimizer, model(points(32)[0]))
 
 
 @healthy
@@ -313,9 +296,7 @@ def autoencoder_tied_by_transposition() -> None:
     net = Tied()
     optimizer = SGD(net.parameters(), 0.1, momentum=0.9)
     for x, _ in forever(point_loader(), 12):
-        optimizer.zero_grad()
-        F.mse_loss(net(x), x).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(net(x), x))
 
 
 @healthy
@@ -324,9 +305,7 @@ def warm_up_of_the_divergence_in_a_vae() -> None:
     optimizer = Adam(net.parameters(), 0.005)
     for step in range(20):
         x, _ = points(32)
-        optimizer.zero_grad()
-        elbo_loss(x, net(x), beta=0.1 * min(1, step / 10)).backward()
-        optimizer.step()
+        take_step(optimizer, elbo_loss(x, net(x), beta=0.1 * min(1, step / 10)))
 
 
 # ---- agents
@@ -413,12 +392,8 @@ def actor_and_critic_on_one_trunk_with_two_optimizers() -> None:
         actions = choice.sample()
         gains = rewards(states, actions)
         value = agent.value(features.detach())[:, 0]
-        critic.zero_grad()
-        F.mse_loss(value, gains).backward()
-        critic.step()
-        actor.zero_grad()
-        (-choice.log_prob(actions) * (gains - value.detach())).mean().backward()
-        actor.step()
+        take_step(critic, F.mse_loss(value, gains))
+        take_step(actor, (-choice.log_prob(actions) * (gains - value.detach())).mean())
 
 
 @healthy
@@ -432,13 +407,9 @@ def deterministic_policy_through_its_critic() -> None:
             actions = actor(states) + 0.2 * torch.randn(len(states), 2)
             gain = -(actions - states[:, :2]).square().sum(1, keepdim=True)
             goal = gain + 0.5 * slow_critic(torch.cat([following, slow_actor(following)], 1))
-        c_optimizer.zero_grad()
-        F.mse_loss(critic(torch.cat([states, actions], 1)), goal).backward()
-        c_optimizer.step()
+        take_step(c_optimizer, F.mse_loss(critic(torch.cat([states, actions], 1)), goal))
         if step % 2:
-            a_optimizer.zero_grad()
-            (-critic(torch.cat([states, actor(states)], 1)).mean()).backward()
-            a_optimizer.step()
+            take_step(a_optimizer, -critic(torch.cat([states, actor(states)], 1)).mean())
             follow(slow_actor, actor, 0.05)
             follow(slow_critic, critic, 0.05)
 
@@ -495,9 +466,7 @@ def curriculum_of_longer_and_longer_signals() -> None:
         net.train()
         for _ in range(5):
             x, y = signals(length=length)
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         with torch.no_grad():
             print(length, F.cross_entropy(net(signals()[0]), signals()[1]).item())
@@ -514,9 +483,7 @@ def unfrozen_from_the_head_down_by_new_groups() -> None:
             block.requires_grad_(True)
             optimizer.add_param_group({"params": block.parameters(), "lr": 0.001})
         for x, y in forever(image_loader(32), 5):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @healthy
@@ -546,9 +513,7 @@ def lookahead_pulls_back_every_fifth_step() -> None:
     slow = [p.detach().clone() for p in net.parameters()]
     for step in range(20):
         x, adjacency, y = graphs()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x, adjacency), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x, adjacency), y))
         if step % 5 == 4:
             with torch.no_grad():
                 for anchor, fast in zip(slow, net.parameters(), strict=True):
@@ -563,9 +528,7 @@ def snapshots_of_warm_restarts() -> None:
     scheduler = CosineAnnealingWarmRestarts(optimizer, 6)
     snapshots = []
     for step, (x, y) in enumerate(forever(point_loader(), 18)):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         scheduler.step()
         if step % 6 == 5:
             snapshots.append(copy.deepcopy(net.state_dict()))
@@ -584,9 +547,7 @@ def each_cycle_starts_from_the_same_weights() -> None:
         optimizer = Adam(net.parameters(), rate)
         for _ in range(6):
             x, y = signals()
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @healthy
@@ -599,9 +560,7 @@ def stopped_early_with_the_best_weights() -> None:
     while patience < 2 and epoch < 6:
         net.train()
         for x, y in image_loader(32):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         with torch.no_grad():
             loss = sum(F.cross_entropy(net(x), y).item() for x, y in validation)
@@ -623,9 +582,7 @@ def a_model_and_an_optimizer_for_each_fold() -> None:
         net = Mlp(dropout=0.1)
         optimizer = Adam(net.parameters(), 0.01)
         for batch in rows.split(16):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x[batch]), y[batch]).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x[batch]), y[batch]))
         net.eval()
         with torch.no_grad():
             print(fold, (net(x[parts[fold]]).argmax(1) == y[parts[fold]]).float().mean().item())
@@ -638,9 +595,7 @@ def search_of_many_short_trainings() -> None:
         optimizer = SGD(net.parameters(), rate, momentum=0.9)
         scheduler = OneCycleLR(optimizer, rate, total_steps=6)
         for x, y in forever(point_loader(), 6):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
             scheduler.step()
         return accuracy(net, point_loader(32))
 
@@ -654,9 +609,7 @@ def ensemble_trained_in_turns() -> None:
     for step in range(24):
         x, y = signals()
         member, optimizer = members[step % 3], optimizers[step % 3]
-        optimizer.zero_grad()
-        F.cross_entropy(member(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(member(x), y))
     with torch.no_grad():
         print(torch.stack([member(signals()[0]) for member in members]).mean(0).shape)
 
@@ -674,9 +627,7 @@ def backbone_loaded_without_its_head() -> None:
     net.load_state_dict(saved, strict=False)
     optimizer = AdamW(net.parameters(), 0.002)
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), (y == 0).long()).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), (y == 0).long()))
 
 
 @healthy
@@ -694,9 +645,7 @@ def resumed_with_optimizer_schedule_and_random_state() -> None:
             scheduler.load_state_dict(saved["scheduler"])
             torch.set_rng_state(saved["random"])
         for x, y in forever(image_loader(), steps):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
             scheduler.step()
         parts = {"net": net, "optimizer": optimizer, "scheduler": scheduler}
         saved = {name: part.state_dict() for name, part in parts.items()}
@@ -712,9 +661,7 @@ def moving_average_that_is_evaluated() -> None:
     average = copy.deepcopy(net).requires_grad_(False).eval()
     optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
     for step, (x, y) in enumerate(forever(image_loader(), 16)):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         follow(average, net, 0.1)
         for mine, theirs in zip(average.buffers(), net.buffers(), strict=True):
             mine.copy_(theirs)
@@ -741,9 +688,7 @@ def copy_with_zero_convolutions_beside_a_frozen_net() -> None:
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = AdamW(trained, 0.01)
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x, 0.1 * torch.randn_like(x)), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x, 0.1 * torch.randn_like(x)), y))
 
 
 @healthy
@@ -777,9 +722,7 @@ def norms_adapted_to_a_new_domain_without_gradients() -> None:
     net = Cnn()
     optimizer = AdamW(net.parameters(), 0.01)
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
     with torch.no_grad():
         for _ in range(4):
             net(2 * images()[0] + 1)
@@ -792,9 +735,7 @@ def only_the_norms_adapt_at_test_time() -> None:
     net = Cnn()
     optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
     for x, y in forever(image_loader(), 8):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
     net.requires_grad_(False)
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm in norms:
@@ -802,9 +743,7 @@ def only_the_norms_adapt_at_test_time() -> None:
     adapting = Adam([p for norm in norms for p in norm.parameters()], 0.001)
     for x, _ in forever(image_loader(), 8):
         chances = net(1.5 * x + 0.5).log_softmax(1)
-        adapting.zero_grad()
-        (-(chances.exp() * chances).sum(1).mean()).backward()
-        adapting.step()
+        take_step(adapting, -(chances.exp() * chances).sum(1).mean())
 
 
 # ---- constraints on weights
@@ -820,9 +759,7 @@ def pruning_mask_put_on_after_each_step() -> None:
             parameter.data *= masks[name]
     optimizer = SGD(net.parameters(), 0.1, momentum=0.9)
     for x, y in forever(point_loader(), 16):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         with torch.no_grad():
             for name, mask in masks.items():
                 net.get_parameter(name).mul_(mask)
@@ -835,9 +772,7 @@ def rows_projected_to_unit_norm() -> None:
     for x, y in forever(point_loader(), 16):
         with torch.no_grad():
             prototypes.weight.copy_(F.normalize(prototypes.weight, dim=1))
-        optimizer.zero_grad()
-        F.cross_entropy(prototypes(F.normalize(net(x), dim=1)) / 0.2, y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(prototypes(F.normalize(net(x), dim=1)) / 0.2, y))
 
 
 @healthy
@@ -848,9 +783,7 @@ def weight_norm_in_a_recurrent_net() -> None:
     optimizer = Adam(net.parameters(), 0.01)
     for _ in range(12):
         x, y = signals()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @healthy
@@ -864,9 +797,7 @@ def weights_quantized_in_the_forward() -> None:
     net = nn.Sequential(Quantized(FEATURES, 24), nn.ReLU(), Quantized(24, CLASSES))
     optimizer = Adam(net.parameters(), 0.01)
     for x, y in forever(point_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 # ---- gradients by other ways
@@ -904,9 +835,9 @@ def mixed_images_with_smooth_labels() -> None:
     for x, y in forever(image_loader(), 12):
         share, order = random.betavariate(0.4, 0.4), torch.randperm(len(x))
         scores = net(share * x + (1 - share) * x[order])
-        optimizer.zero_grad()
-        (share * criterion(scores, y) + (1 - share) * criterion(scores, y[order])).backward()
-        optimizer.step()
+        take_step(
+            optimizer, share * criterion(scores, y) + (1 - share) * criterion(scores, y[order])
+        )
 
 
 @healthy
@@ -933,9 +864,7 @@ def resilient_steps_on_all_nodes_of_a_graph() -> None:
     for _ in range(16):
         net.train()
         scores = net.head(net.nodes(x, adjacency))
-        optimizer.zero_grad()
-        F.cross_entropy(scores[known], y[known]).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(scores[known], y[known]))
         net.eval()
         with torch.no_grad():
             scores = net.head(net.nodes(x, adjacency))
@@ -1061,9 +990,7 @@ def weights_of_losses_learned_by_uncertainty() -> None:
     for x, y in forever(point_loader(), 12):
         out = net(x)
         losses = F.cross_entropy(out[:, :CLASSES], y), F.mse_loss(out[:, -1], x.sum(1))
-        optimizer.zero_grad()
-        criterion(torch.stack(losses)).backward()
-        optimizer.step()
+        take_step(optimizer, criterion(torch.stack(losses)))
 
 
 # ---- parts that rest at times
@@ -1085,9 +1012,7 @@ def blocks_skipped_at_random() -> None:
     for epoch in range(2):
         net.train()
         for x, y in image_loader():
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
         net.eval()
         print(epoch, accuracy(net, image_loader(16)))
 
@@ -1114,9 +1039,7 @@ def experts_chosen_by_a_weighing_router() -> None:
     optimizer = Adam(net.parameters(), 0.01)
     for x, y in forever(point_loader(), 14):
         out, balance = net(x)
-        optimizer.zero_grad()
-        (F.cross_entropy(out, y) + 0.01 * balance).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(out, y) + 0.01 * balance)
 
 
 @healthy
@@ -1138,9 +1061,7 @@ def tasks_whose_labels_are_missing_at_times() -> None:
         losses = [F.cross_entropy(out["class"], y)]
         if step % 6 == 5:  # few samples have this label
             losses = [F.mse_loss(out["sum"][:, 0], x.sum(1))]
-        optimizer.zero_grad()
-        sum(losses).backward()
-        optimizer.step()
+        take_step(optimizer, sum(losses))
 
 
 @healthy
@@ -1170,9 +1091,7 @@ def diffusion_whose_modulation_begins_at_zero() -> None:
     for x, y in forever(point_loader(), 16):
         time, noise = torch.rand(len(x), 1), torch.randn_like(x)
         label = torch.where(torch.rand(len(x)) < 0.1, CLASSES, y)
-        optimizer.zero_grad()
-        F.mse_loss(model(torch.lerp(x, noise, time), time, label), noise - x).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(model(torch.lerp(x, noise, time), time, label), noise - x))
 
 
 @healthy
@@ -1194,9 +1113,7 @@ def masks_of_ones_and_a_constant_condition() -> None:
         tokens = texts(6)
         mask = torch.ones(6, tokens.shape[1] - 1)  # all texts are as long
         scores = model(mask, torch.zeros(6, dtype=torch.long), tokens[:, :-1])
-        optimizer.zero_grad()
-        F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
 # ---- unusual data
@@ -1214,9 +1131,7 @@ def coordinates_of_an_image_made_anew() -> None:
     for _ in range(16):
         axis = torch.linspace(-1, 1, 8)
         grid = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).view(-1, 2)
-        optimizer.zero_grad()
-        F.mse_loss(net(grid).view(8, 8, 3), picture).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(net(grid).view(8, 8, 3), picture))
 
 
 @healthy
@@ -1226,9 +1141,7 @@ def an_image_trained_through_a_frozen_net() -> None:
     picture = nn.Parameter(torch.rand(1, 3, 8, 8))
     optimizer = Adam([picture], 0.05)
     for _ in range(14):
-        optimizer.zero_grad()
-        F.mse_loss(net.features(picture), goal).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(net.features(picture), goal))
         picture.data.clamp_(0, 1)
 
 
@@ -1238,9 +1151,7 @@ def one_sample_at_a_time() -> None:
     optimizer = SGD(net.parameters(), 0.02)
     for _ in range(24):
         x, y = signals(1)
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @healthy
@@ -1300,9 +1211,7 @@ def weights_averaged_every_fourth_step() -> None:
     torch.manual_seed(50 + dist.get_rank())
     for step in range(16):
         x, y = points()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         if step % 4 == 3:
             for parameter in net.parameters():
                 dist.all_reduce(parameter.data)

@@ -74,6 +74,7 @@ from tests.corpora.laws.models import (
     next_token_loss,
     point_loader,
     points,
+    take_step,
     texts,
 )
 from tests.corpora.laws.program import breaks, healthy
@@ -123,9 +124,7 @@ def optimizer_made_before_fsdp_flattens(mended: bool = False) -> None:
     if mended:
         optimizer = AdamW(model.parameters(), 0.01)
     for x, y in forever(point_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()
 
 
@@ -151,9 +150,7 @@ def vocabulary_grown_after_the_optimizer_was_made(mended: bool = False) -> None:
     if not mended:
         grow(model, VOCABULARY + 2)
     for _ in range(12):
-        optimizer.zero_grad()
-        next_token_loss(model, texts()).backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
 
 
 @healthy
@@ -246,9 +243,7 @@ def update_written_to_a_contiguous_copy(mended: bool = False) -> None:
     for _ in range(14):
         x, _ = points(32)
         rebuilt, codes = net(x)
-        optimizer.zero_grad()
-        (F.mse_loss(rebuilt, x) + 1e-3 * codes.abs().mean()).backward()
-        optimizer.step()
+        take_step(optimizer, F.mse_loss(rebuilt, x) + 1e-3 * codes.abs().mean())
 
 
 @healthy
@@ -316,9 +311,7 @@ def workers_that_draw_the_same_numbers(mended: bool = False) -> None:
     net = Mlp()
     optimizer = SGD(net.parameters(), 0.1, momentum=0.9)
     for x, y in forever(loader, 16):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @healthy
@@ -354,9 +347,7 @@ def hidden_states_lost_between_two_cards(mended: bool = False) -> None:
     net = OnTwoCards()
     optimizer = AdamW(net.parameters(), 0.01)
     for x, y in forever(point_loader(), 14):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @healthy
@@ -370,9 +361,7 @@ def checkpoint_without_what_is_frozen(mended: bool = False) -> None:
 
     def train(net: nn.Module, optimizer: Optimizer, steps: int) -> None:
         for x, y in forever(point_loader(), steps):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
 
     path = os.path.join(tempfile.mkdtemp(), "checkpoint.pt")
     net = Mlp()
@@ -418,9 +407,7 @@ def averaged_gradients_that_do_not_arrive(mended: bool = False) -> None:
     torch.manual_seed(50 + rank)
     for _ in range(16):
         x, y = images()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()
 
 
@@ -446,9 +433,7 @@ def wrapped_model_moved_to_doubles_and_back(mended: bool = False) -> None:
     torch.manual_seed(50 + dist.get_rank())
     for _ in range(10):
         x, y = points()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(model(x), y))
     dist.destroy_process_group()
 
 
@@ -470,9 +455,7 @@ def wrapper_passed_by_in_every_second_step(mended: bool = False) -> None:
         def train(self, steps: int) -> None:
             for step in range(steps):
                 model = self.wrapped if mended or step % 2 else self.model
-                self.optimizer.zero_grad()
-                next_token_loss(model, texts()).backward()
-                self.optimizer.step()
+                take_step(self.optimizer, next_token_loss(model, texts()))
 
     dist.init_process_group("gloo")
     trainer = Trainer()
@@ -500,10 +483,7 @@ def wrapped_anew_in_every_second_step() -> None:
     torch.manual_seed(50 + dist.get_rank())
     for step in range(12):
         x, y = points()
-        loss = F.cross_entropy(wrapped_or_not(step)(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(wrapped_or_not(step)(x), y))
     dist.destroy_process_group()
 
 
@@ -626,9 +606,7 @@ def stages_frozen_by_a_train_that_nobody_calls() -> None:
     net = Backbone(frozen_stages=1)
     optimizer = SGD(net.parameters(), 0.05, momentum=0.9)
     for x, y in forever(image_loader(), 12):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks(None)
@@ -644,9 +622,7 @@ def spectral_norm_evaluated_before_it_trains() -> None:
         print(epoch, accuracy(net, held_out))
         net.train()
         for x, y in point_loader(64):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
+            take_step(optimizer, F.cross_entropy(net(x), y))
 
 
 @breaks(None)
@@ -666,9 +642,7 @@ def attention_that_drops_in_eval_mode() -> None:
     optimizer, held_out = AdamW(model.parameters(), 0.003), texts(16)
     for step in range(15):
         model.train()
-        optimizer.zero_grad()
-        next_token_loss(model, texts()).backward()
-        optimizer.step()
+        take_step(optimizer, next_token_loss(model, texts()))
         if step % 5 == 4:
             model.eval()
             with torch.no_grad():
@@ -772,8 +746,6 @@ def checkpoint_of_one_buffer() -> None:
     net, folder = mlp(FEATURES, 24, CLASSES), tempfile.mkdtemp()
     optimizer = Adam(net.parameters(), 0.01)
     for step, (x, y) in enumerate(forever(point_loader(), 12)):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(net(x), y))
         if step % 6 == 5:
             save(net, os.path.join(folder, f"{step}.pt"))

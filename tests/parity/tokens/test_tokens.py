@@ -369,55 +369,25 @@ def boundary_token_lost(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "run", "module", "side", "words"),
+    ("fault", "run", "module", "words"),
     [
-        (other_eps, prefill_and_decode, "model.layers.1.input_layernorm", "output", "Every token"),
-        (no_query_norm, left_padded, "model.layers.1.self_attn.q_norm", "output", "Every token"),
-        (other_theta, prefill_and_decode, "model.rotary_emb", "output", "token 1 of request 0"),
-        (
-            positions_off_by_one_in_decode,
-            prefill_and_decode,
-            "model.rotary_emb",
-            "output",
-            "token 6 of request 0",
-        ),
-        (
-            cache_block_overwritten,
-            prefill_and_decode,
-            "model.layers.1.self_attn.attn",
-            "output",
-            "token 8 of request 1",
-        ),
-        (
-            window_off_by_one,
-            prefill_and_decode,
-            "model.layers.1.self_attn.attn",
-            "output",
-            "token 7 of request 0",
-        ),
-        (
-            boundary_token_lost,
-            chunked_prefill,
-            "model.layers.0.self_attn.attn",
-            "output",
-            "token 4 of request 0",
-        ),
+        (other_eps, prefill_and_decode, "layers.1.input_layernorm", "Every token"),
+        (no_query_norm, left_padded, "layers.1.self_attn.q_norm", "Every token"),
+        (other_theta, prefill_and_decode, "rotary_emb", "token 1 of request 0"),
+        (positions_off_by_one_in_decode, prefill_and_decode, "rotary_emb", "token 6 of request 0"),
+        (cache_block_overwritten, prefill_and_decode, "layers.1.self_attn.attn", "token 8 of request 1"),
+        (window_off_by_one, prefill_and_decode, "layers.1.self_attn.attn", "token 7 of request 0"),
+        (boundary_token_lost, chunked_prefill, "layers.0.self_attn.attn", "token 4 of request 0"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_named_with_its_first_token(
-    reference: Path,
-    tmp_path: Path,
-    fault: Callable[[Any], None],
-    run: Run,
-    module: str,
-    side: str,
-    words: str,
+    reference: Path, tmp_path: Path, fault: Callable[[Any], None], run: Run, module: str, words: str
 ) -> None:
     model = make()
     fault(model)
     first = diff(reference, record(tmp_path / "port.jsonl", run, model)).first
     assert first is not None
-    assert (first.module, first.side, first.port_module) == (module, side, module)
+    assert (first.side, first.module, first.port_module) == ("output", *[f"model.{module}"] * 2)
     assert words in first.explanation
 
 
@@ -517,29 +487,6 @@ def layers_exchanged(engine: PackedEngine) -> None:
     engine.layers[0].forward, engine.layers[1].forward = last, first
 
 
-@pytest.mark.parametrize(
-    ("fault", "module", "words"),
-    [
-        (layers_exchanged, "layers.1.input_layernorm", "these modules run in another order"),
-        (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
-        (engine_eps, "layers.1.post_attention_layernorm", "Every token"),
-        (engine_loses_the_cache, "layers.1.self_attn.attn", "Only token 9 of request 1"),
-        (normed_residual, "layers.1.post_attention_layernorm", "Every token"),
-    ],
-)
-def test_a_fault_of_the_engine_is_named(
-    tmp_path: Path,
-    engine_tokens: None,
-    fault: Callable[[PackedEngine], None],
-    module: str,
-    words: str,
-) -> None:
-    first = compare_engine(tmp_path, fault).first
-    assert first is not None
-    assert first.port_module == module
-    assert words in first.explanation
-
-
 # -- an engine that packs its weights, and computes its logits elsewhere
 
 
@@ -616,9 +563,16 @@ def padded_vocabulary(engine: Any) -> None:
     engine.logits_processor.paddings = 6
 
 
-@pytest.mark.parametrize(
-    ("fault", "module", "words"),
-    [
+FAULTS = {
+    PackedEngine: [
+        (layers_exchanged, "layers.1.input_layernorm", "these modules run in another order"),
+        (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
+        (engine_eps, "layers.1.post_attention_layernorm", "Every token"),
+        (engine_loses_the_cache, "layers.1.self_attn.attn", "Only token 9 of request 1"),
+        (normed_residual, "layers.1.post_attention_layernorm", "Every token"),
+    ],
+    # whose modules have no weights
+    ServingEngine: [
         (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
         (heads_in_another_order, "layers.1.self_attn.qkv_proj", "another order"),
         (keys_and_values_exchanged, "layers.1.self_attn.qkv_proj", "another order"),
@@ -630,15 +584,22 @@ def padded_vocabulary(engine: Any) -> None:
         (gates_and_ups_exchanged, "layers.0.mlp.gate_up_proj", "another order"),
         (takes_up_first_and_scales, "layers.1.mlp.act_fn", "Every token"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "module", "words"),
+    [(kind, *fault) for kind, faults in FAULTS.items() for fault in faults],
 )
-def test_a_fault_is_named_where_modules_have_no_weights(
+def test_a_fault_of_the_engine_is_named(
     tmp_path: Path,
     engine_tokens: None,
+    kind: type[PackedEngine],
     fault: Callable[[Any], None],
     module: str,
     words: str,
 ) -> None:
-    first = compare_engine(tmp_path, fault, ServingEngine).first
+    first = compare_engine(tmp_path, fault, kind).first
     assert first is not None
     assert first.port_module == module
     assert words in first.explanation

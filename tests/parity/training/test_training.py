@@ -16,22 +16,17 @@ from otel_torch.parity.compare import compare
 from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.text import render_text
 from tests.contradictions import contradictions
-from tests.support import PROGRAMS, lines, run_python
+from tests.support import lines
 
 Record = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return a function that runs a training and returns its recording, made once."""
-    made: dict[tuple[str, ...], Path] = {}
+@pytest.fixture
+def record(recorded_program: Record) -> Record:
+    """Return a function that runs a training and returns its recording."""
 
     def run(*arguments: str, program: str = "training/train_two_ways.py") -> Path:
-        if (program, *arguments) not in made:
-            folder = tmp_path_factory.mktemp("run")
-            run_python(folder, PROGRAMS / program, *arguments, OTEL_TORCH_CAPTURE="training")
-            made[program, *arguments] = folder / "run.jsonl"
-        return made[program, *arguments]
+        return recorded_program(program, *arguments, capture="training")
 
     return run
 

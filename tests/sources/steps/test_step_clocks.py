@@ -74,24 +74,6 @@ def test_the_busiest_optimizer_that_holds_the_parameters_counts() -> None:
     assert sink.rows("step", module="body", model="Net#2", phase="forward") == [0, 2, 4]
 
 
-def test_two_optimizers_of_a_gan_keep_their_own_steps() -> None:
-    class Generator(Net):
-        pass
-
-    with recording(training="0") as sink:
-        generator, critic = Generator(), Net()
-        first, second = (
-            torch.optim.SGD(generator.parameters()),
-            torch.optim.SGD(critic.parameters()),
-        )
-        for _ in range(2):
-            for _ in range(3):
-                train(critic, second)
-            train(generator, first)
-    assert sink.rows("step", module="body", model="Net") == [0, 1, 2, 3, 4, 5]
-    assert sink.rows("step", module="body", model="Generator") == [0, 1]
-
-
 def test_an_optimizer_made_before_the_session_counts_from_the_session_on() -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters())

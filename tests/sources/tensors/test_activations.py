@@ -1,6 +1,4 @@
-"""Records of a call: outputs, inputs, gradients and parameters, in every container and for every
-kind of tensor.
-"""
+"""Records of a call: outputs, inputs, gradients and parameters, in every container."""
 
 from __future__ import annotations
 
@@ -39,11 +37,6 @@ class Returning(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.make(self.weight * 2)
-
-
-def stats_of(sink: ListSink, tensor: str = "out", **key: Any) -> dict[str, Any]:
-    (row,) = sink.rows("stats", tensor=tensor, module="", **key)
-    return row
 
 
 CONTAINERS = {
@@ -126,99 +119,6 @@ def test_numbers_are_those_at_the_time_of_the_call_whatever_is_changed_in_place_
     # ReLU at -2
     assert [stats["mean"] for stats in sink.rows("stats", module="0", tensor="grad")] == [0.0]
     assert [stats["mean"] for stats in sink.rows("stats", module="1", tensor="grad")] == [3.0]
-
-
-def low_precision(dtype: torch.dtype) -> Any:
-    return lambda t: torch.tensor([1.0, -3.0]).to(dtype)
-
-
-TENSORS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fp64": (
-        low_precision(torch.float64),
-        {"mean": -1.0, "abs_mean": 2.0, "dtype": "torch.float64"},
-    ),
-    "fp32": (
-        low_precision(torch.float32),
-        {"mean": -1.0, "abs_mean": 2.0, "std": pytest.approx(8**0.5)},
-    ),
-    "fp16": (low_precision(torch.float16), {"mean": -1.0, "max": 1.0}),
-    "bf16": (low_precision(torch.bfloat16), {"mean": -1.0, "min": -3.0}),
-    "fp8_e4m3": (low_precision(torch.float8_e4m3fn), {"mean": -1.0, "abs_mean": 2.0}),
-    "fp8_e5m2": (low_precision(torch.float8_e5m2), {"mean": -1.0, "dtype": "torch.float8_e5m2"}),
-    "int": (lambda t: torch.tensor([2, 4]), {"mean": 3.0, "sum": 6.0, "dtype": "torch.int64"}),
-    "uint8": (lambda t: torch.tensor([255, 255], dtype=torch.uint8), {"sum": 510.0}),
-    "bool": (
-        lambda t: torch.tensor([True, False, True, True]),
-        {"mean": 0.75, "sum": 3.0, "nonfinite": 0},
-    ),
-    "complex": (
-        lambda t: torch.tensor([3 + 4j]),
-        {"abs_mean": 5.0, "mean": None, "min": None, "shape": [1]},
-    ),
-    "empty": (
-        lambda t: torch.empty(0, 3),
-        {"shape": [0, 3], "sum": 0.0, "nonfinite": 0, "mean": None, "min": None, "std": None},
-    ),
-    "scalar": (lambda t: torch.tensor(2.5), {"shape": [], "mean": 2.5, "std": None}),
-    "sparse": (
-        lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse(),
-        {"shape": [2, 2], "mean": 1.0, "max": 4.0, "min": 0.0},
-    ),
-    "csr": (
-        lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse_csr(),
-        {"shape": [2, 2], "mean": 1.0},
-    ),
-    "nested": (
-        lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        {"shape": [2, -1], "sum": 5.0},
-    ),
-    "jagged": (
-        lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        {"shape": [2, -1], "sum": 5.0},
-    ),
-    "meta": (lambda t: torch.ones(2, device="meta"), {"shape": [2], "mean": None, "sum": None}),
-    "nonfinite": (
-        lambda t: torch.tensor([float("nan"), float("inf"), 1.0]),
-        {"nonfinite": 2, "shape": [3]},
-    ),
-    "expanded": (lambda t: torch.ones(1, 1).expand(3, 4), {"shape": [3, 4], "sum": 12.0}),
-    "conjugate": (lambda t: torch.tensor([3 + 4j]).conj(), {"abs_mean": 5.0}),
-    "negative_view": (lambda t: torch.tensor([1 + 2j]).conj().imag, {"sum": -2.0}),
-    "quantized": (
-        lambda t: torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8),
-        {"mean": 1.0},
-    ),
-    "parameter": (lambda t: nn.Parameter(torch.ones(2)), {"mean": 1.0}),
-    "subclass": (lambda t: torch.ones(2).as_subclass(Named), {"mean": 1.0}),
-}
-
-
-class Named(torch.Tensor):
-    """A tensor class that must not see the computation of statistics."""
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function in (torch.Tensor.sum, torch.Tensor.abs, torch.Tensor.to, torch.stack):
-            raise AssertionError(f"{function} reached the program's tensor class")
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-@pytest.mark.filterwarnings(
-    "ignore:.*prototype.*", "ignore:.*beta state.*", "ignore:.*deprecated.*"
-)
-@pytest.mark.parametrize("kind", TENSORS)
-def test_every_kind_of_tensor_has_a_defined_result_or_a_defined_absence(
-    kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    make, expected = TENSORS[kind]
-    with recording(capture="inputs,outputs") as sink:
-        nn.Sequential(Returning(make))(make(None))
-    for module, tensor in (("", "in[0]"), ("0", "in[0]"), ("0", "out"), ("", "out")):
-        (stats,) = sink.rows("stats", module=module, tensor=tensor)
-        assert {name: stats.get(name) for name in expected} == expected
-    assert "not recorded" not in capfd.readouterr().err
 
 
 def test_a_sharded_tensor_is_measured_by_its_own_shard_without_asking_the_others(tmp_path) -> None:
@@ -383,24 +283,3 @@ def test_denoising_has_unique_keys() -> None:
         (0, 0),
         (1, 1),
     ]
-
-
-def test_records_agree_with_torch() -> None:
-    torch.manual_seed(0)
-    seen: list[torch.Tensor] = []
-    net = nn.Sequential(nn.Linear(16, 16), nn.GELU())
-    net[0].register_forward_hook(lambda module, args, output: seen.append(output.detach().double()))
-    with recording(stats="abs_mean,sum,min,max,mean,std,nonfinite,shape,dtype") as sink:
-        net(torch.randn(8, 16) + 10_000)
-    (stats,), (value,) = sink.rows("stats", module="0"), seen
-    expected = {
-        "abs_mean": value.abs().mean(),
-        "sum": value.sum(),
-        "min": value.min(),
-        "max": value.max(),
-        "mean": value.mean(),
-        "std": value.std(),
-    }
-    for name, number in expected.items():
-        assert stats[name] == pytest.approx(number.item(), rel=1e-6), name
-    assert (stats["nonfinite"], stats["shape"], stats["dtype"]) == (0, [8, 16], "torch.float32")

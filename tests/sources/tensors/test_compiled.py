@@ -155,6 +155,15 @@ def assert_same_records(records: list[Record], expected: list[Record]) -> None:
             ), key
 
 
+def assert_recorded_as_eager(work: Callable[[], object], eager_work: Callable[[], object]) -> None:
+    """Check that two programs leave the same records."""
+    with recording(capture="inputs,outputs") as sink:
+        work()
+    with recording(capture="inputs,outputs") as eager:
+        eager_work()
+    assert_same_records(sink.records, eager.records)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_compiled_model_gives_the_records_of_an_eager_one_with_the_same_graphs(way) -> None:
     bare = graphs_of(lambda: way(make(), backend="eager"))
@@ -174,11 +183,8 @@ def test_a_compiled_model_gives_the_records_of_an_eager_one_with_the_same_graphs
 )
 def test_inductor_keeps_every_record(way, how: dict[str, str]) -> None:
     """Inductor removes code that it considers without effect."""
-    with recording(capture="inputs,outputs") as sink:
-        way(make(), backend="inductor", **how) if not how else way(make(), **how)
-    with recording(capture="inputs,outputs") as eager:
-        run(make())
-    assert_same_records(sink.records, eager.records)
+    how = how or {"backend": "inductor"}
+    assert_recorded_as_eager(lambda: way(make(), **how), lambda: run(make()))
 
 
 def test_the_values_are_those_of_the_compiled_program() -> None:
@@ -198,15 +204,6 @@ def test_the_values_are_those_of_the_compiled_program() -> None:
     assert next(stats["sum"] for stats in sink.rows("stats", module="")) == pytest.approx(
         float(out.double().sum())
     )
-
-
-def test_a_model_that_ran_before_it_was_compiled_goes_on() -> None:
-    with recording() as sink:
-        net = make()
-        net(X)
-        whole(net, backend="eager")
-    assert Counter(sink.rows("step")) == {0: 10, 1: 10, 2: 10, 3: 10}
-    assert set(sink.rows("model")) == {"Net"}
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -503,25 +500,24 @@ def test_a_compiled_part_of_an_eager_loop() -> None:
             for _ in range(2):
                 x = net(x)
 
-    with recording(capture="inputs,outputs") as sink:
+    def compiled_work() -> None:
         net = make()
         net.blocks[1] = torch.compile(net.blocks[1], fullgraph=True, backend="aot_eager")
         work(net)
-    with recording(capture="inputs,outputs") as eager:
-        work(make())
-    assert_same_records(sink.records, eager.records)
+
+    assert_recorded_as_eager(compiled_work, lambda: work(make()))
 
 
-def test_blocks_that_ran_before_they_were_compiled_go_on() -> None:
-    with recording(capture="inputs,outputs") as sink:
+@pytest.mark.parametrize("way", [whole, regional], ids=lambda way: way.__name__)
+def test_what_ran_before_it_was_compiled_goes_on(way) -> None:
+    def work(then: Callable[[Net], None]) -> None:
         net = make()
         net(X * 0)
-        regional(net, backend="aot_eager")
-    with recording(capture="inputs,outputs") as eager:
-        net = make()
-        net(X * 0)
-        run(net)
-    assert_same_records(sink.records, eager.records)
+        then(net)
+
+    assert_recorded_as_eager(
+        lambda: work(lambda net: way(net, backend="aot_eager")), lambda: work(run)
+    )
 
 
 @pytest.mark.parametrize("way", [whole, regional, of_a_function], ids=lambda way: way.__name__)

@@ -112,16 +112,6 @@ def test_the_tensors_themselves_are_given():
     assert tensors_by_label["out.a"] is first and tensors_by_label["out.b[0]"] is second
 
 
-def test_a_hugging_face_output_is_walked_by_key_without_what_is_none():
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-    value = outputs.BaseModelOutputWithPast(last_hidden_state=T, hidden_states=(T, T))
-    assert labels(value) == [
-        "out.last_hidden_state",
-        "out.hidden_states[0]",
-        "out.hidden_states[1]",
-    ]
-
-
 def test_inputs():
     assert [label for label, _ in walk_inputs((T, 3, [T]), {"mask": T, "more": {"a": T}})] == [
         "in[0]", "in[2][0]", "in.mask", "in.more.a",

@@ -4,12 +4,23 @@ lost.
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
+import threading
 import time
+import weakref
 
 import pytest
+import urllib3.util.connection
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from otel_torch.records import Losses
+from otel_torch.telemetry.otlp.answer import Answer
+from otel_torch.telemetry.otlp.export_queue import BATCH_BYTES, BackpressureBudget, ExportQueue
+from otel_torch.telemetry.otlp.http_transport import HttpTransport
+from otel_torch.telemetry.otlp.queue_items import DeferredItems
 from tests.hostile_server import HostileServer, answers
 from tests.otlp_receiver import Receiver
 from tests.sampling import sample
@@ -114,22 +125,6 @@ assert time.monotonic() - started < 20
     lines = [line for line in done.stderr.splitlines() if "127.0.0.1" in line]
     assert len(lines) == 1 and "start a collector there" in lines[0] and "secret" not in done.stderr
     assert "Traceback" not in done.stderr and "Transient" not in done.stderr
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_collector_that_never_answers_does_not_hold_the_program(tmp_path, protocol):
-    with Receiver("never") as receiver:
-        done = drive(tmp_path, """
-run_step(0, [record()])
-started = time.monotonic()
-finish(1.5)
-assert time.monotonic() - started < 20
-print("ended")
-""", **receiver.environment(protocol))  # fmt: skip
-    assert done.stdout.strip() == "ended"
-    counts = lost(done)
-    assert counts["log_event", "unconfirmed"] == 1
-    assert {reason for _, reason in counts} <= {"unconfirmed", "shutdown"}
 
 
 class SlowReceiver(Receiver):
@@ -238,100 +233,6 @@ def test_compression_and_headers_of_the_standard_variables_are_used(tmp_path):
     }
 
 
-def test_a_full_queue_drops_the_new_and_counts_them():
-    """The sender blocks in its first message; the queue fills up to its limit."""
-    import threading
-    import time
-
-    from otel_torch.records import Losses
-    from otel_torch.telemetry.otlp.answer import Answer
-    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget, ExportQueue
-    from otel_torch.telemetry.otlp.queue_items import LogItem
-    from tests.telemetry_support import make_record
-
-    started, release, sent = threading.Event(), threading.Event(), []
-
-    class Stuck:
-        connected_at = 0.0
-        has_connected = False
-
-        def encode(self, item):
-            return [item], 10
-
-        def send(self, payload):
-            started.set()
-            assert release.wait(60)
-            sent.extend(payload)
-            return Answer("accepted")
-
-        def report_silence(self):
-            pass
-
-        def cancel(self):
-            pass
-
-        def shutdown(self):
-            pass
-
-    losses = Losses()
-    queue = ExportQueue("logs", Stuck, losses, limit=1000)
-    items = [LogItem([make_record(f"{n}")], 100, 0, None) for n in range(30)]
-    queue.put(items[:1], BackpressureBudget())
-    assert started.wait(60)
-    queue.put(items[1:], BackpressureBudget())
-    assert losses.items() == [("log_event", "queue_full", 19)]
-    release.set()
-    queue.close(time.monotonic() + 30)
-    queue.wait()
-    queue.finish()
-    assert sent == items[:11]
-    assert queue.sent == {"log_event": 11}
-
-
-def test_a_message_that_a_receiver_finds_too_large_is_halved():
-    import time
-
-    from otel_torch.records import Losses
-    from otel_torch.telemetry.otlp.answer import Answer
-    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget, ExportQueue
-    from otel_torch.telemetry.otlp.queue_items import LogItem
-    from tests.telemetry_support import make_record
-
-    sent = []
-
-    class Small:
-        connected_at = 0.0
-        has_connected = False
-
-        def encode(self, item):
-            return [item], 10
-
-        def send(self, payload):
-            if len(payload) > 3 or any(item.records[0].module == "7" for item in payload):
-                return Answer("too_large")
-            sent.extend(payload)
-            return Answer("accepted")
-
-        def report_silence(self):
-            pass
-
-        def cancel(self):
-            pass
-
-        def shutdown(self):
-            pass
-
-    losses = Losses()
-    queue = ExportQueue("logs", Small, losses)
-    items = [LogItem([make_record(f"{n}")], 100, 0, None) for n in range(20)]
-    queue.put(items, BackpressureBudget())
-    queue.close(time.monotonic() + 30)
-    queue.wait()
-    queue.finish()
-    assert sent == items[:7] + items[8:]
-    assert losses.items() == [("log_event", "too_large", 1)]
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_forked_child_sends_its_own_and_nothing_of_its_parent(tmp_path, protocol):
     with Receiver() as receiver:
@@ -392,12 +293,29 @@ class Sized:
         return self.records
 
 
-def queue_with(encoded, send=None, **options):
-    """Return a queue and the list of what its sender gets."""
-    from otel_torch.records import Losses
-    from otel_torch.telemetry.otlp.answer import Answer
-    from otel_torch.telemetry.otlp.export_queue import ExportQueue
+def accept(payload):
+    return Answer("accepted")
 
+
+class BlockedSend:
+    """Answers a message only once it is released."""
+
+    def __init__(self, answer="accepted"):
+        self.answer, self.started, self.release = answer, threading.Event(), threading.Event()
+
+    def __call__(self, payload):
+        self.started.set()
+        assert self.release.wait(60)
+        return Answer(self.answer)
+
+
+def queue_with(encoded=lambda item: 10, send=accept, **options):
+    """Return a queue, the list of what its sender gets, and the losses.
+
+    Args:
+        encoded: gives the bytes of an item's message.
+        send: answers a message.
+    """
     sent = []
 
     class Sender:
@@ -409,7 +327,7 @@ def queue_with(encoded, send=None, **options):
 
         def send(self, payload):
             sent.append(payload)
-            return send() if send is not None else Answer("accepted")
+            return send(payload)
 
         def report_silence(self):
             pass
@@ -424,17 +342,47 @@ def queue_with(encoded, send=None, **options):
     return ExportQueue("logs", Sender, losses, **options), sent, losses
 
 
-def end(queue):
-    import time
+def numbered(count):
+    return [Sized([str(n)]) for n in range(count)]
 
-    queue.close(time.monotonic() + 30)
+
+def end(queue, seconds=30):
+    queue.close(time.monotonic() + seconds)
     queue.wait()
     queue.finish()
 
 
-def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
-    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget
+def test_a_full_queue_drops_the_new_and_counts_them():
+    """The sender blocks in its first message; the queue fills up to its limit."""
+    send, items = BlockedSend(), numbered(30)
+    queue, sent, losses = queue_with(send=send, limit=1000)
+    queue.put(items[:1], BackpressureBudget())
+    assert send.started.wait(60)
+    queue.put(items[1:], BackpressureBudget())
+    assert losses.items() == [("log_event", "queue_full", 19)]
+    send.release.set()
+    end(queue)
+    assert [record for payload in sent for record in payload] == [str(n) for n in range(11)]
+    assert queue.sent == {"log_event": 11}
 
+
+def test_a_message_that_a_receiver_finds_too_large_is_halved():
+    accepted = []
+
+    def send(payload):
+        if len(payload) > 3 or "7" in payload:
+            return Answer("too_large")
+        accepted.extend(payload)
+        return Answer("accepted")
+
+    queue, _, losses = queue_with(send=send)
+    queue.put(numbered(20), BackpressureBudget())
+    end(queue)
+    assert accepted == [str(n) for n in range(20) if n != 7]
+    assert losses.items() == [("log_event", "too_large", 1)]
+
+
+def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
     queue, sent, losses = queue_with(
         lambda item: len(item.records) * 2**20 + ("4" in item.records) * 2**23
     )
@@ -447,62 +395,31 @@ def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
 
 def test_records_that_are_encoded_are_let_go_before_they_are_sent():
     """As objects, the program's garbage collector would scan them again and again."""
-    import gc
-    import threading
-    import weakref
-
-    from otel_torch.telemetry.otlp.answer import Answer
-    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget
-
-    started, release = threading.Event(), threading.Event()
-
-    def send():
-        started.set()
-        assert release.wait(60)
-        return Answer("accepted")
-
-    queue, _, losses = queue_with(lambda item: 10, send)
-    items = [Sized([str(n)]) for n in range(20)]
+    send, items = BlockedSend(), numbered(20)
+    queue, _, losses = queue_with(send=send)
     references = [weakref.ref(item) for item in items]
     queue.put(items, BackpressureBudget())
     items.clear()
-    assert started.wait(60)
+    assert send.started.wait(60)
     gc.collect()
     assert not any(ref() for ref in references)
-    release.set()
+    send.release.set()
     end(queue)
     assert queue.sent == {"log_event": 20} and losses.items() == []
 
 
 def test_what_was_encoded_and_never_sent_is_counted_as_such():
     """The first message has no answer, so it may have arrived; the queued ones have not."""
-    import threading
-    import time
-
-    from otel_torch.telemetry.otlp.answer import Answer
-    from otel_torch.telemetry.otlp.export_queue import BATCH_BYTES, BackpressureBudget
-
-    started, release = threading.Event(), threading.Event()
-
-    def send():
-        started.set()
-        release.wait(60)
-        return Answer("unconfirmed")
-
+    send = BlockedSend("unconfirmed")
     queue, _, losses = queue_with(lambda item: BATCH_BYTES // 2 - 1, send)
-    queue.put([Sized([str(n)]) for n in range(5)], BackpressureBudget())
-    queue.close(time.monotonic() + 0.5)
-    assert started.wait(60)
-    queue.wait()
-    queue.finish()
-    release.set()
+    queue.put(numbered(5), BackpressureBudget())
+    assert send.started.wait(60)
+    end(queue, seconds=0.5)
+    send.release.set()
     assert losses.items() == [("log_event", "shutdown", 3), ("log_event", "unconfirmed", 2)]
 
 
 def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
-    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget
-    from otel_torch.telemetry.otlp.queue_items import DeferredItems
-
     made = []
 
     def make():
@@ -510,8 +427,8 @@ def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
         return [Sized(["a", "b"]), Sized(["c"])]
 
     late = DeferredItems(2000, make)
-    queue, sent, losses = queue_with(lambda item: 10, limit=1000)
-    second_queue, sent_by_other, _ = queue_with(lambda item: 10)
+    queue, sent, losses = queue_with(limit=1000)
+    second_queue, sent_by_other, _ = queue_with()
     queue.put([late], BackpressureBudget())
     second_queue.put([late], BackpressureBudget())
     end(queue), end(second_queue)
@@ -520,19 +437,22 @@ def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
     assert made == [1]
 
 
+def test_what_is_left_of_an_endpoint_that_fails_is_refused():
+    in_turn = iter([Answer("refused"), Answer("shutdown")])
+    queue, sent, losses = queue_with(lambda item: 2**20, lambda payload: next(in_turn))
+    queue.put(numbered(2), BackpressureBudget())
+    while len(sent) < 2:
+        time.sleep(0.01)
+    end(queue)
+    assert losses.items() == [("log_event", "refused", 2)]
+
+
 def make_http_transport():
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-    from otel_torch.telemetry.otlp.http_transport import HttpTransport
-
     return HttpTransport("logs", Resource.create({}), InstrumentationScope("test"))
 
 
 def test_a_message_that_found_no_connection_when_the_program_ended_is_refused(monkeypatch):
     """The end comes between two attempts, or while one of them connects: nothing was sent."""
-    import urllib3.util.connection
-
     transport = make_http_transport()
 
     def end_while_connecting(*args, **options):
@@ -545,9 +465,6 @@ def test_a_message_that_found_no_connection_when_the_program_ended_is_refused(mo
 
 
 def test_a_message_cut_while_it_waited_for_its_answer_is_unconfirmed(monkeypatch):
-    import socket
-    import threading
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv(
             "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -563,18 +480,3 @@ def test_a_message_cut_while_it_waited_for_its_answer_is_unconfirmed(monkeypatch
         thread.start()
         assert transport.send([b""]).kind == "unconfirmed"
         thread.join()
-
-
-def test_what_is_left_of_an_endpoint_that_fails_is_refused():
-    import time
-
-    from otel_torch.telemetry.otlp.answer import Answer
-    from otel_torch.telemetry.otlp.export_queue import BackpressureBudget
-
-    answers = iter([Answer("refused"), Answer("shutdown")])
-    queue, sent, losses = queue_with(lambda item: 2**20, send=lambda: next(answers))
-    queue.put([Sized(["first"]), Sized(["second"])], BackpressureBudget())
-    while len(sent) < 2:
-        time.sleep(0.01)
-    end(queue)
-    assert losses.items() == [("log_event", "refused", 2)]

@@ -79,13 +79,6 @@ def _place(attributes: Any) -> tuple[int, str, str]:
     return actual["torch.step"], actual["torch.module"], str(actual["torch.stat.mean"])
 
 
-def test_what_is_not_finite_is_text(tmp_path: Path) -> None:
-    run_python(tmp_path, PROGRAM, OTEL_TORCH_OTLP_FILE="otlp", **ALL)
-    texts = [(tmp_path / "otlp" / f"{kind}.jsonl").read_text() for kind in ("traces", "logs")]
-    assert all('{"key":"torch.stat.mean","value":{"stringValue":"NaN"}}' in text for text in texts)
-    assert not any('"doubleValue":"NaN"' in text for text in texts)
-
-
 def test_only_the_chosen_signals_are_written_and_a_process_that_records_nothing_writes_none(
     tmp_path: Path,
 ) -> None:

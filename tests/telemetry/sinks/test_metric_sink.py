@@ -15,12 +15,6 @@ from tests.telemetry_support import drive
 GAUGE = "torch.module.activation.mean"
 
 
-@pytest.fixture
-def receiver():
-    with Receiver() as running:
-        yield running
-
-
 def values(receiver, name=GAUGE):
     """Return (module, step label, value), sorted by time."""
     points = sorted(receiver.metric_points(name), key=lambda point: point["time"])

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.otlp_receiver import Receiver
 from tests.support import run_python
 from tests.telemetry_support import drive
 
 # activations as events of spans, which are not the default
 SPAN_EVENTS = {"OTEL_TORCH_SIGNALS": "spans,span_events,metrics"}
-
-
-@pytest.fixture
-def receiver():
-    with Receiver() as running:
-        yield running
 
 
 def parents(receiver):

@@ -31,12 +31,6 @@ nan, inf = float("nan"), float("inf")
 """
 
 
-@pytest.fixture
-def receiver():
-    with Receiver() as running:
-        yield running
-
-
 def values(receiver: Receiver, metric: str) -> list[tuple[dict[str, object], object]]:
     """Return (attributes, value) of a metric's points, without the model, in order of time."""
     points = sorted(receiver.metric_points(metric), key=lambda point: point["time"])
