@@ -54,7 +54,6 @@ WEIGHTS: tuple[Hypothesis, ...] = (
     weights.one_number,
     weights.rotary_base,
     weights.from_another_place,
-    weights.parts_in_another_order,
     linear.scaled,
     linear.one_part_scaled,
     linear.shifted,
@@ -64,7 +63,6 @@ WEIGHTS: tuple[Hypothesis, ...] = (
     linear.sum_of_two,
     linear.constant,
     rounding.clamped,
-    parts.mask,
     parts.concentrated,
     weights.default_initialization,
 )
@@ -77,7 +75,6 @@ VALUES: tuple[Hypothesis, ...] = (
     linear.scaled_and_shifted,
     rounding.dropout_module,
     functions.activation,
-    linear.factor_of_another,
     linear.sum_of_two,
     biases.unused_bias,
     rounding.rounded,
@@ -89,7 +86,6 @@ VALUES: tuple[Hypothesis, ...] = (
     functions.gate,
     orders.reordered,
     attention.attention,
-    parts.mask,
     parts.nonfinite,
     parts.concentrated,
 )

@@ -201,21 +201,6 @@ def one_part_scaled(clues: Clues) -> Cause | None:
     return None
 
 
-def factor_of_another(clues: Clues) -> Cause | None:
-    """The port has another tensor of the reference here, times a number."""
-    sketches = _sketches(clues)
-    if sketches is None:
-        return None
-    port = sketches[1]
-    for candidate, sketch in _with_sketches(clues):
-        factors, remainder = fit(port, [sketch])
-        if _is_explained(clues, port, remainder):
-            factor = f"{candidate.name} times {float(factors[0]):.4g}"
-            text = f"the port has {factor} where the reference has {clues.reference.name}"
-            return Cause("other_tensor", True, text)
-    return None
-
-
 def sum_of_two(clues: Clues) -> Cause | None:
     """The port's tensor is the sum of two recorded ones."""
     sketches = _sketches(clues)

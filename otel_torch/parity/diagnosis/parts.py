@@ -1,4 +1,4 @@
-"""Causes that are in one part of a tensor: one token, one head, one triangle of a mask."""
+"""Causes that are in one part of a tensor: one token, one head."""
 
 from __future__ import annotations
 
@@ -17,52 +17,6 @@ Array = NDArray[Any]
 _SAME = 1e-6
 # what a factor may leave of the difference (relative L2)
 _EXACT = 1e-3
-_FEWEST_SQUARE = 4
-
-
-def mask(clues: Clues) -> Cause | None:
-    """Two masks, or two tables of attention weights, differ in a triangle or a band."""
-    pair = clues.raw_elements
-    if pair is None or pair[0].ndim < 2:
-        return None
-    reference, port = pair
-    queries, keys = reference.shape[-2:]
-    if queries != keys or queries < _FEWEST_SQUARE:
-        return None
-    differs = np.asarray(np.reshape(reference != port, (-1, queries, keys)).any(axis=0))
-    distance = np.arange(queries)[:, None] - np.arange(keys)[None, :]
-    shape = _shape_of(differs, distance)
-    if shape is None:
-        return None
-    is_mask = all(len(np.unique(side)) <= 2 for side in pair)
-    what = "the mask differs" if is_mask else f"{clues.subject} differs"
-    return Cause("mask", True, f"{what} in {shape} only")
-
-
-def _shape_of(differs: Array, distance: Array) -> str | None:
-    """Return the region of a square that holds all differences, filled to its corners, or None.
-
-    Args:
-        differs: shape (queries, keys).
-        distance: query minus key, of the same shape.
-    """
-    if not differs.any() or differs.all():
-        return None
-    low, high = int(distance[differs].min()), int(distance[differs].max())
-    region = (distance >= low) & (distance <= high)
-    if not differs[region].all():
-        return None
-    last = len(distance) - 1
-    if low == high:
-        return "the diagonal" if low == 0 else f"the diagonal {low:+d}"
-    if low == -last and high <= 0:
-        return "the upper triangle (keys after the query)" + (
-            ", diagonal included" if high == 0 else ""
-        )
-    if high == last and low >= 0:
-        start = "diagonal included" if low == 0 else f"keys {low} or more before the query"
-        return f"the lower triangle ({start})"
-    return f"a band (keys {low} to {high} before the query)"
 
 
 def nonfinite(clues: Clues) -> Cause | None:

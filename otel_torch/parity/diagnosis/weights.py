@@ -10,7 +10,6 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.diagnosis.clues import Clues, Measured
 from otel_torch.parity.finding import Cause
-from otel_torch.parity.parameter_distance import ordered_parts
 from otel_torch.parity.parameters import ParameterPair
 
 # how close the extremes of uniform numbers come to their bound
@@ -75,23 +74,6 @@ def default_initialization(clues: Clues) -> Cause | None:
         return None
     text = f"{clues.subject} was never loaded: its numbers are those of torch's initialization"
     return Cause("not_loaded", False, text)
-
-
-def parts_in_another_order(clues: Clues) -> Cause | None:
-    """A fused weight holds its parts in another order than its name and its slices say."""
-    weight = clues.weight
-    if weight is None or not weight.is_fused:
-        return None
-    parts, whole = weight.reference, weight.port[0]
-    if len(weight.port) > 1:
-        parts, whole = weight.port, weight.reference[0]
-    order = ordered_parts(parts, whole)
-    if order is None or list(parts) == order:
-        return None
-    names = ", ".join(part.full_name for part in order)
-    return Cause(
-        "parts_exchanged", True, f"the fused {whole.full_name} holds {names}, in this order"
-    )
 
 
 def _equal_to(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,19 +106,17 @@ def compare_training(
     match: ProgramMatch,
     noise: Path | None,
     tolerance: Tolerance,
-    read: Callable[[int], None] = lambda count: None,
 ) -> TrainingReport:
     """Compare the training steps of two recordings; without any, the report is empty.
 
     Args:
         noise: The reference's recording under noise, or None.
-        read: Called with the number of bytes of each batch.
     """
     report = TrainingReport()
     if not all({"gradients", "updates"} & recording.captures for recording in recordings):
         return report
     pairs = trained_pairs(match.parameters, recordings.reference.parameters)
-    steps = recordings.map(lambda side: iterate_steps(side.path, side.parameters, read))
+    steps = recordings.map(lambda side: iterate_steps(side.path, side.parameters))
     noise_steps = None
     if noise is not None:
         noise_steps = iterate_steps(noise, read_parameters(noise))

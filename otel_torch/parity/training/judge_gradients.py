@@ -224,7 +224,7 @@ def _scaled_finding(
         and abs(loss_factor - 1) > _SAME_LOSS
         and _is_near(loss_factor, factor)
     )
-    if is_loss or first is entering or _are_batches_accumulated(context.steps):
+    if is_loss or first is entering:
         subject = "the loss and all gradients are" if is_loss else "all gradients are"
         cause = Cause("scaled", True, f"{subject} {times(factor)} the reference's in the port")
         if is_loss or loss_factor is None:
@@ -330,12 +330,6 @@ def _loss_factor(steps: Sides[RecordedStep]) -> float | None:
         return None
     total = sum(reference)
     return sum(port) / total if total and math.isfinite(total) else None
-
-
-def _are_batches_accumulated(steps: Sides[RecordedStep]) -> bool:
-    """Return whether one side takes more forwards than the other for a step."""
-    calls = steps.map(lambda step: {key.call for key in step.gradients if not key.module})
-    return all(calls) and len(calls.reference) != len(calls.port)
 
 
 def _is_near(factor: float, expected: float) -> bool:

@@ -8,7 +8,7 @@ The forwards of a step are kept as they were read, and decoded only where a grad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -150,19 +150,14 @@ class RecordedStep:
                     yield RecordedTensor(record, _sketch_of(record, sketches))
 
 
-def iterate_steps(
-    path: Path,
-    parameters: list[Parameter],
-    read: Callable[[int], None] = lambda count: None,
-) -> Iterator[RecordedStep]:
+def iterate_steps(path: Path, parameters: list[Parameter]) -> Iterator[RecordedStep]:
     """Yield the training steps of a recording, those of a model in order.
 
     Args:
         parameters: Those at attach: a parameter that no step has changed has no other sketch.
-        read: Called with the number of bytes of each batch.
     """
     reader = _StepReader(parameters)
-    for batch in iterate_batches(path, reader.kinds, read=read):
+    for batch in iterate_batches(path, reader.kinds):
         yield from reader.add(batch)
     yield from reader.open_steps.values()
 
