@@ -271,8 +271,9 @@ def weights_alone(program: ComparedProgram, node: int) -> tuple[list[int], int] 
     It makes the same of it in any layout, by a convolution or as a product of windows. A scale says
     less: it may be applied before or after a sum.
     """
-    weights = _weights(program, node)
-    shapes = program.graph.values.shape
+    kinds, values = program.graph.leaf_kinds, program.graph.values
+    weights = [leaf for leaf in _weights(program, node) if kinds[values.leaf[leaf]] != "input"]
+    shapes = values.shape
     has_matrix = any(sum(size > 1 for size in shapes[leaf]) > 1 for leaf in weights)
     if len(program.reads[node]) != len(weights) + 1 or not has_matrix:
         return None
