@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from otel_torch.recording.graph_values import ValueKey, copy_value, file_name, write_wanted
+from otel_torch.recording.graph_values import (
+    ValueKey,
+    copy_rows,
+    copy_value,
+    file_name,
+    write_wanted,
+)
 from otel_torch.sources.interventions.graph_values import GraphValues
 
 
@@ -29,3 +35,27 @@ def test_a_value_is_put_with_its_axes_as_the_port_has_them(
     assert values.put == {name: None}
     expected = value if axes is None else value.movedim(*axes)
     assert torch.equal(tensor, expected.float())
+
+
+@pytest.mark.parametrize(("width", "reason"), [(5, None), (6, "shape does not fit")])
+def test_rows_of_several_values_are_put_in_their_places(
+    tmp_path: Path, width: int, reason: str | None
+) -> None:
+    texts = {
+        file_name(ValueKey(0, 0, f"op[{number}]"), 0): torch.full((2, 3, 5), number + 0.5).cumsum(1)
+        for number in (1, 2)
+    }
+    write_wanted(tmp_path / "kept", texts)
+    keep = GraphValues(str(tmp_path / "kept"), None, 0)
+    for number, text in enumerate(texts.values(), 1):
+        keep.meet(0, 0, f"op[{number}]", text.bfloat16())
+    (tmp_path / "put").mkdir()
+    first, second = (tmp_path / "kept" / name for name in texts)
+    name = file_name(ValueKey(0, 0, "op[7]"), 0)
+    copy_rows([(first, (4, 2), (0, 3)), (second, (0,), (1,))], tmp_path / "put" / name)
+    values = GraphValues(None, str(tmp_path / "put"), 0)
+    tensor = torch.zeros(width, 4).T  # laid out column by column
+    values.meet(0, 0, "op[7]", tensor)
+    assert values.put == {name: reason}
+    # the third row has no counterpart, and stays
+    assert tensor[:, 0].tolist() == ([3, 2.5, 0, 4.5] if reason is None else [0, 0, 0, 0])
