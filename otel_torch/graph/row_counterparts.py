@@ -139,10 +139,11 @@ def _applications(program: ComparedProgram) -> dict[object, list[int]]:
         if applied is None:
             continue
         weights, value = applied
-        # a bias may be added in the product, or after it
+        # a bias may be added in the product, or after it; a head may share the embedding's weight
+        is_picked = bool(program.graph.nodes.moves[node])
         for key, own in ((weights[0], value), (frozenset(weights), program.makes[node][0])):
             if not is_beside(program, own):
-                applications[key].append(own)
+                applications[key, is_picked].append(own)
     return applications
 
 
@@ -166,24 +167,25 @@ def _rows(program: ComparedProgram, value: int) -> Floats:
 
 
 def _same_rows(programs: Programs, known: _Application) -> Indices:
-    """Return which row of the reference each row of the port is; NOTHING for further tokens.
-
-    Equal rows, such as those of a word that comes twice, are in one order in both.
-    """
+    """Return which row of the reference each row of the port is; NOTHING for further tokens."""
     first, second = (
         np.concatenate([_rows(program, value) for value in values])
         for program, values in zip(programs, known, strict=True)
     )
     nearest = _nearest(first, second)
     _, content = distinct(first)
-    rows_with: dict[int, list[int]] = defaultdict(list)
+    free: dict[int, dict[int, None]] = defaultdict(dict)
     for row, own in enumerate(content.tolist()):
-        rows_with[own].append(row)
-    taken: dict[int, int] = defaultdict(int)
+        free[own][row] = None
+    taken, last = {NOTHING}, NOTHING
     for place in np.flatnonzero(nearest != NOTHING).tolist():
-        own = int(content[nearest[place]])
-        nearest[place] = rows_with[own][min(taken[own], len(rows_with[own]) - 1)]
-        taken[own] += 1
+        same = free[int(content[nearest[place]])]
+        if same:  # of equal rows, such as those of a word that comes twice, the one that comes next
+            follows = (row for row in same if row - 1 in taken)
+            nearest[place] = last + 1 if last + 1 in same else next(follows, next(iter(same)))
+            del same[int(nearest[place])]
+        last = int(nearest[place])
+        taken.add(last)
     return nearest
 
 

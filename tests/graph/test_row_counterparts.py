@@ -85,3 +85,9 @@ def test_later_steps_have_their_rows_where_the_first_one_has_them() -> None:
     )
     assert len(found) > 2 * 2  # of all steps
     assert {tuple(rows) for rows in found.values()} == {((3, 4, 5),), ((0, 1, 2),)}
+
+
+def test_equal_tokens_go_on_where_their_text_has_been_read_to() -> None:
+    texts = TOKENS[[0, 1, 2, 0, 3, 1]]  # two of three tokens
+    found = rows_by_value(program(texts), program(texts[[0, 1, 3, 4]], texts[[2, 5]], factor=1.4))
+    assert list(found.values()) == [[(0, 1, 3, 4)], [(2, 5)]] * 2
