@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from otel_torch.graph.compare import GraphFault
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import WRONG
+from otel_torch.graph.states import RIGHT, WRONG
 from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.compared_calls import ComparedCalls
 from otel_torch.parity.explain import are_twins
@@ -58,8 +59,26 @@ class FaultNamer:
             return []
         others = list(self._independent(first))
         # the numbers of exchanged weights are right, and so is what is made with them, elsewhere
-        earlier = [fault for fault in others if _time(fault) < _time(first) and fault.weights]
+        earlier = [
+            fault
+            for fault in others
+            if _time(fault) < _time(first) and (fault.weights or self._is_right_elsewhere(fault))
+        ]
         return [*earlier, first, *(fault for fault in others if fault not in earlier)]
+
+    def _is_right_elsewhere(self, fault: Fault) -> bool:
+        """Return whether the port's value should be another one: it is right, and the reference
+        does not make it of the value that it should be.
+        """
+        if fault.reference is None or fault.port is None:
+            return False
+        expected, actual = fault.reference.role, fault.port.role
+        if expected is None or actual is None or self.compared.state(1, actual.value) != RIGHT:
+            return False
+        graphs, (reference, port) = self.compared.graphs, self.compared.comparison.programs
+        twin = int(port.side.partner[graphs.port.values[actual.value]])
+        made_of = reference.reads[reference.maker[twin]] if reference.maker[twin] >= 0 else []
+        return graphs.reference.values[expected.value] not in made_of
 
     def all_faults(self) -> list[Fault]:
         """Return all faults in the reference's order, those of a module in further blocks last."""
@@ -99,7 +118,7 @@ class FaultNamer:
                 yield self.placer.fault_of(pair, weights=weights)
 
     def _name(self, found: GraphFault) -> Fault | None:
-        roles = (
+        roles = self._left_over(found) or (
             self.compared.first_role(0, found.reference),
             self.compared.first_role(1, found.port),
         )
@@ -108,21 +127,43 @@ class FaultNamer:
             return left_out
         pairs = self._exchanged_input(found), self.compared.wrong_pair_of(*roles)
         pair = min(filter(None, pairs), key=lambda pair: pair.time, default=None)
-        if pair is None:
-            return None
-        if (calls := self._exchanged_calls(found)) is not None:
+        if pair is not None and (calls := self._exchanged_calls(found)) is not None:
             places = calls.map(lambda call: Location.of(call.inputs[0]))
             return Fault("value", places.reference, places.port, pair, pair.relation)
         for find in (find_misordered_parts, find_exchanged_parts):
-            if (reordered := find(self.compared.alignment, pair)) is not None:
+            if pair is not None and (reordered := find(self.compared.alignment, pair)) is not None:
                 return reordered
+        if pair is None:
+            is_right = bool(self.compared.right_roles & {*roles})
+            return None if is_right else self.placer.fault_without_pair(roles, weights)
         fused = (p for p in self.wrong if p.basis == "fused" and p.relation.state == "order")
         # parts that are known to be in another order before anything else is wrong
         if (parts := next((p for p in fused if p.time < pair.time), None)) is not None:
             return self.placer.fault_of(parts)
         if pair.relation.state == "order" and pair.basis == "owner":
             weights = []  # the same numbers: parts, rows or heads in another order
-        return self.placer.fault_of(pair, weights)
+        return self.placer.fault_of(pair, roles, weights)
+
+    def _left_over(self, found: GraphFault) -> tuple[Role, Role] | None:
+        """Return two unpaired values of one size before a fault, one in each program, if there are
+        no others: they should have been equal.
+        """
+        sides = [
+            {
+                value.birth
+                for node in (() if place is None else place.suspects)
+                for made in (graph.graph.nodes.makes[node].tolist() if node >= 0 else ())
+                if isinstance(birth := graph.births[made], Role)
+                if (value := birth.value) not in self.compared.paired_values
+            }
+            for place, graph in zip(found.places, self.compared.graphs, strict=True)
+        ]
+        alike = [
+            (reference, port)
+            for reference, port in product(*sides)
+            if reference.value.numel == port.value.numel
+        ]
+        return alike[0] if len(alike) == 1 else None
 
     def _exchanged_input(self, found: GraphFault) -> TensorPair | None:
         """Return the wrong input of a call that reads no wrong value: it was passed another one."""

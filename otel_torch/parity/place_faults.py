@@ -20,24 +20,51 @@ class FaultPlacer:
 
     compared: ComparedCalls
 
-    def fault_of(self, pair: TensorPair, weights: Sequence[ParameterPair] = ()) -> Fault:
+    def fault_of(
+        self,
+        pair: TensorPair,
+        roles: tuple[Role | None, Role | None] = (None, None),
+        weights: Sequence[ParameterPair] = (),
+    ) -> Fault:
         """Return the fault that a wrong pair shows.
 
         Args:
+            roles: Where its values were first seen, as far as that is known.
             weights: Those that it begins with.
         """
-        places: list[Location | None] = [self._place(side, pair) for side in (0, 1)]
+        places: list[Location | None] = [self._place(side, roles[side], pair) for side in (0, 1)]
         if weights:
             places = _owned(places, weights)
         kind = "weights" if weights else kind_of(pair.relation)
         return Fault(kind, places[0], places[1], pair, pair.relation, list(weights))
 
-    def _place(self, side: int, pair: TensorPair) -> Location:
+    def fault_without_pair(
+        self, roles: tuple[Role | None, Role | None], weights: list[ParameterPair]
+    ) -> Fault | None:
+        """Return the fault of tensors that were not paired."""
+        reference, port = roles
+        if reference is None and port is None:
+            return None
+        places = [None if role is None else Location.of(role) for role in roles]
+        relation = pair = None
+        if reference is not None and port is not None:
+            relation = self.compared.alignment.comparer.relation(reference.value, port.value)
+            if relation.is_right:
+                relation = None
+            else:
+                pair = TensorPair([reference], [port], "alike", relation)
+        kind = "weights" if weights else "value" if relation is None else kind_of(relation)
+        return Fault(kind, places[0], places[1], pair, relation, weights)
+
+    def _place(self, side: int, role: Role | None, pair: TensorPair) -> Location:
         """Return where a tensor of a wrong pair goes wrong: where it was made, or passed to the
         wrong place.
         """
         own = (pair.reference, pair.port)[side]
         wrong = next((r for r in own if self.compared.state(side, r.value) != RIGHT), own[0])
+        is_shown = role is not None and (role.value is wrong.value or self._is_before(role, wrong))
+        if role is not None and is_shown and role not in self.compared.right_roles:
+            return Location.of(role)
         birth = wrong.value.birth
         is_right = (
             self.compared.state(side, wrong.value) == RIGHT or birth in self.compared.right_roles
@@ -56,6 +83,10 @@ class FaultPlacer:
                 break
             wrong = given
         return Location.of(wrong)
+
+    def _is_before(self, role: Role, wrong: Role) -> bool:
+        """Return whether a tensor that is in no pair was made before a wrong one."""
+        return role.time < wrong.time and role.value not in self.compared.paired_values
 
     def _returned_again(self, given: Role) -> list[Role]:
         """Return the outputs of a module that are a right value again, in a wrong place: another
