@@ -22,9 +22,9 @@ QUICK = (
     ("newest", "policy"), ("newest", "policy_one_plan_after_another"),
     ("newest", "deltanet_memory_read_before_it_fades"), ("newest", "sam"),
     ("newest", "sam_distances_of_scaled_queries"), ("newest", "tagger_second_bias_forgotten"),
-    ("fifth", "jointvideo_windows_by_split_maps"), ("fifth", "finetune"),
+    ("fifth", "jointvideo_windows_by_split_maps"),
     ("fifth", "jointvideo_past_of_the_map_before_the_windows"),
-    ("fifth", "wgan_statistics_of_the_critics_fakes_lost"),
+    ("fifth", "pixart_heads_by_the_library"), ("fifth", "pixart_places_of_rows_before_columns"),
 )  # fmt: skip
 later_board, latest_board, newest_board, fifth_board = (
     fixture_of(corpus_of(name)) for name in ROUNDS[1:]
