@@ -129,8 +129,10 @@ def _find_fused(
     for path, whole in wholes.items():
         container = counterpart((path[0], _parent(path)), matched)
         groups = list(_fitting(whole, siblings.get(container, []), parts))
-        if len(groups) == 1:
-            found[path] = groups[0]
+        adding_up = [group for group in groups if _adds_up(whole, [parts[part] for part in group])]
+        best = adding_up or groups
+        if len(best) == 1:
+            found[path] = best[0]
     return found
 
 
@@ -149,6 +151,14 @@ def _fitting(
             values = {tuple(parts[part].inputs[0].values) for part in group}
             if len(values) == 1 and widths[0][0] == width and sum(w for _, w in widths) == total:
                 yield list(group)
+
+
+def _adds_up(whole: _Module, parts: list[_Module]) -> bool:
+    """Return whether the squares of each row add up to those of the whole."""
+    squares = whole.outputs[0].squares
+    total = np.sum([part.outputs[0].squares for part in parts], axis=0)
+    both = np.isfinite(squares) & np.isfinite(total)
+    return bool(both.any() and (np.abs(total - squares)[both] <= _SAME * squares[both]).all())
 
 
 # -- modules that compute in place of an uncalled one
