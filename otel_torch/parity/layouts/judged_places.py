@@ -208,7 +208,14 @@ def _judge(place: TensorPlace, count: int) -> JudgedPlace:
         return JudgedPlace(place, *recognize_on_mesh(place.reference, rows, count))
     # all ranks have the settings of one optimizer
     is_setting = place.key[-2] == "train" and place.key[2].endswith("]")
-    return JudgedPlace(place, rows, recognize(place.reference, rows, can_add_up=not is_setting))
+    can_add_up = not is_setting and not _is_given_zeros(place, rows)
+    return JudgedPlace(place, rows, recognize(place.reference, rows, can_add_up))
+
+
+def _is_given_zeros(place: TensorPlace, rows: Sequence[RankRow]) -> bool:
+    """Return whether some ranks give the model zeros instead of an input, which are no terms."""
+    _, module, tensor, *_ = place.key
+    return not module and tensor.startswith("in") and any(row.l2 == 0 for row in rows)
 
 
 def _is_reordered_input(entry: JudgedPlace) -> bool:
