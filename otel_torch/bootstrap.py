@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from otel_torch.sources.events import RunEvents
     from otel_torch.sources.interventions.graph_values import GraphValues
     from otel_torch.sources.interventions.isolation import Isolation
+    from otel_torch.sources.interventions.upcast import Upcast
     from otel_torch.sources.models.model import Model, ModuleSite
     from otel_torch.sources.nonfinite.watch import NonFiniteWatch
     from otel_torch.sources.operations.source import GraphCapture
@@ -165,7 +166,6 @@ class RunningSession:
         # Sources import torch, whose import may have brought us here: load them only now.
         from otel_torch.sources.events import RunEvents
         from otel_torch.sources.interventions.noise import Jitter
-        from otel_torch.sources.interventions.upcast import Upcast
         from otel_torch.sources.models.configurations import Configurations
         from otel_torch.sources.models.inventory import Inventory
         from otel_torch.sources.models.model_registry import ModelRegistry
@@ -196,7 +196,7 @@ class RunningSession:
         # where operations are recorded, they get the noise themselves
         noise = settings.noise if "graph" not in settings.capture else None
         self.jitter = Jitter(noise) if noise is not None else None
-        self.upcast = Upcast() if settings.upcast != "off" else None
+        self.upcast = self._make_upcast()
         self.operations = self._make_operations(events)
         self.graph_values: GraphValues | None = None
         self.graph_capture = self._make_graph_capture(events)
@@ -372,6 +372,13 @@ class RunningSession:
         from otel_torch.sources.tensors.operations import Operations
 
         return Operations(self.settings.operations, self.activations.recorder_for, events)
+
+    def _make_upcast(self) -> Upcast | None:
+        if self.settings.upcast == "off":
+            return None
+        from otel_torch.sources.interventions.upcast import Upcast
+
+        return Upcast()
 
     def _make_graph_capture(self, events: RunEvents) -> GraphCapture | None:
         if "graph" not in self.settings.capture:
