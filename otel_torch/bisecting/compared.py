@@ -95,7 +95,8 @@ class RowExchange(NamedTuple):
             copy_rows(sources, target)
 
 
-Exchanges = dict[RankedKey, Exchange | RowExchange]
+AnyExchange = Exchange | RowExchange
+Exchanges = dict[RankedKey, AnyExchange]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +191,7 @@ class ComparedRank:
             self.port_key(own.port): self._exchange(own) for cut in cuts for own in cut.exchanges
         }
 
-    def _exchange(self, own: AnyCounterpart) -> Exchange | RowExchange:
+    def _exchange(self, own: AnyCounterpart) -> AnyExchange:
         if isinstance(own, RowCounterpart):
             return RowExchange(
                 tuple(
@@ -340,7 +341,7 @@ def compare_runs(
     noise: ProgramRun | None = None,
     tolerance: float | None = None,
     read: Callable[..., RecordedGraph] = read_graph,
-    exchanges: Mapping[RankedKey, Exchange | RowExchange] = MappingProxyType({}),
+    exchanges: Mapping[RankedKey, AnyExchange] = MappingProxyType({}),
     *,
     is_one_program: bool = False,
 ) -> ComparedRuns:
@@ -393,7 +394,7 @@ def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
 
 
 def _exchanged(
-    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, Exchange | RowExchange]
+    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, AnyExchange]
 ) -> list[tuple[int, int]]:
     """Return the values of reference and port that were exchanged in a rank's recording."""
     reference, port = recorded.map(by_key)

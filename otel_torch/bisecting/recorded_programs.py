@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from otel_torch.bisecting.compared import (
+    AnyExchange,
     ComparedRank,
     ComparedRuns,
-    Exchange,
     RankedKey,
-    RowExchange,
     compare_runs,
     is_one_beside_several,
 )
@@ -99,7 +98,7 @@ class RecordedPrograms:
         self,
         reference: ProgramRun,
         port: ProgramRun,
-        exchanges: Mapping[RankedKey, Exchange | RowExchange] = MappingProxyType({}),
+        exchanges: Mapping[RankedKey, AnyExchange] = MappingProxyType({}),
     ) -> ComparedRuns:
         """Compare two runs, with the noise of the reference if that was recorded.
 
