@@ -19,7 +19,7 @@ from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
 from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced
+from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced, misplaced_rows
 from otel_torch.graph.row_counterparts import RowCounterpart, find_row_counterparts
 from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
 
@@ -42,7 +42,8 @@ class Cut:
         region: The port's nodes of which these values are made, back to right values.
         lines: How many lines of code these nodes have.
         others: Other wrong places from which they are made as well: nodes, which are in the region,
-            or leaves as -1 - value. The exchange heals these as well.
+            or as -1 - value leaves, and rows that may be in the place of others. The exchange heals
+            these as well.
         is_leaf: The fault is a weight or an input, which is exchanged itself.
         is_code: The fault is a line of the port, neither a leaf nor something that it leaves out.
     """
@@ -122,7 +123,8 @@ def find_cut(
     misplaced = find_misplaced(comparison, fault)
     nodes, others = _what_makes(port, values, begins, is_suspect)
     unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
-    others += tuple(-1 - leaf for leaf in sorted(unclear))
+    unclear = unclear.union(misplaced_rows(comparison, fault))
+    others += tuple(-1 - value for value in sorted(unclear))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)
     # of several places each may be the fault, and so may what is in doubt

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from otel_torch.graph.compare import GraphComparison, GraphFault
+from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, made_from
 
@@ -82,6 +85,31 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
             if int(programs[1].side.group[leaf]) not in known and not _is_at_home(programs, leaf)
         )
     )
+
+
+def misplaced_rows(comparison: GraphComparison, fault: GraphFault) -> list[int]:
+    """Return right values that the port reads in the place of a fault and the reference does not.
+
+    By rows a value is right wherever its rows are: a time of another step is, too.
+    """
+    if not comparison.has_rows or fault.reference is None or fault.port is None:
+        return []
+    reference, port = comparison.programs
+    chosen, among = (np.zeros(len(program.maker), bool) for program in (port, reference))
+    nodes = {*fault.reference.nodes, *fault.reference.region}
+    for moved in (_before_moves(reference, reference.reads[node])[1] for node in nodes):
+        among[list(moved)] = True
+    for node in nodes:
+        among[[read for read in reference.reads[node] if read >= 0]] = True
+    for node in (*fault.port.nodes[:1], *fault.port.region):
+        for read in port.reads[node]:
+            is_computed = read >= 0 and port.maker[read] >= 0 and port.is_informed[read]
+            chosen[read] |= is_computed and port.state[read] == RIGHT
+    graphs, limits = (port.graph, reference.graph), comparison.limits[::-1]
+    here = find_equal_rows(*graphs, limits, chosen, among)
+    anywhere = find_equal_rows(*graphs, limits, chosen, np.ones(len(among), bool))
+    values: list[int] = here.values[here.unmatched > anywhere.unmatched].tolist()
+    return values
 
 
 def _before_moves(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
