@@ -96,17 +96,18 @@ def misplaced_rows(comparison: GraphComparison, fault: GraphFault) -> list[int]:
         return []
     reference, port = comparison.programs
     chosen, among = (np.zeros(len(program.maker), bool) for program in (port, reference))
-    nodes = {*fault.reference.nodes, *fault.reference.region}
-    for moved in (_before_moves(reference, reference.reads[node])[1] for node in nodes):
-        among[list(moved)] = True
-    for node in nodes:
-        among[[read for read in reference.reads[node] if read >= 0]] = True
+    for node in {*fault.reference.nodes, *fault.reference.region}:
+        reads = {read for read in reference.reads[node] if read >= 0}
+        among[[*reads, *_before_moves(reference, reads)[1]]] = True
     for node in (*fault.port.nodes[:1], *fault.port.region):
         for read in port.reads[node]:
             is_computed = read >= 0 and port.maker[read] >= 0 and port.is_informed[read]
             chosen[read] |= is_computed and port.state[read] == RIGHT
     graphs, limits = (port.graph, reference.graph), comparison.limits[::-1]
     here = find_equal_rows(*graphs, limits, chosen, among)
+    if not here.unmatched.any():
+        return []
+    # what the whole reference lacks are further tokens
     anywhere = find_equal_rows(*graphs, limits, chosen, np.ones(len(among), bool))
     values: list[int] = here.values[here.unmatched > anywhere.unmatched].tolist()
     return values

@@ -49,7 +49,7 @@ class RowsOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowCounterpart:
-    """What to put in the place of a value of the port; rows that are in no source stay."""
+    """The reference's rows to put into a value of the port; its other rows stay as they are."""
 
     port: int
     sources: tuple[RowsOf, ...]
@@ -61,15 +61,15 @@ class RowCounterpart:
 
 
 class _Application(NamedTuple):
-    """What calls of a weight read, or what they make, in the order of execution."""
+    """The values that some calls of a weight read, or make, in the order of execution."""
 
     reference: Values
     port: Values
 
 
 def find_row_counterparts(programs: Programs) -> dict[int, RowCounterpart]:
-    """Return of which rows of the reference each value of the port that is not right should be, by
-    what it is a view of, as far as that is known.
+    """Return the rows that each value of the port that is not right should have, where they are
+    known, by what the value is a view of (see `root_of`).
     """
     found: dict[int, RowCounterpart] = {}
     of_all_calls = list(_in_both(programs))
@@ -136,13 +136,13 @@ def _applications(program: ComparedProgram) -> dict[object, list[int]]:
     applications: dict[object, list[int]] = defaultdict(list)
     for node in range(program.own_nodes):
         applied = weights_alone(program, node)
-        if applied is None:
+        if applied is None or not program.makes[node]:
             continue
         weights, value = applied
         # a bias may be added in the product, or after it; a head may share the embedding's weight
         is_picked = bool(program.graph.nodes.moves[node])
         for key, own in ((weights[0], value), (frozenset(weights), program.makes[node][0])):
-            if not is_beside(program, own):
+            if own >= 0 and not is_beside(program, own):
                 applications[key, is_picked].append(own)
     return applications
 
