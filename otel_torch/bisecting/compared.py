@@ -118,6 +118,10 @@ class ComparedRank:
         """What each value of the port that is not right should be, where that is known."""
         return counterparts_of(self.comparison)
 
+    def paths(self, run: ProgramRun) -> list[Path]:
+        """Return the recordings of a run that are compared here."""
+        return list(run.recordings.values()) if self.is_divided else [run.recordings[self.rank]]
+
     def finding(self, fault: GraphFault) -> Finding:
         """Return a fault in the names of both programs."""
         return make_finding(self.comparison, fault, self.recorded)
@@ -299,17 +303,25 @@ class ComparedRuns:
         return all(rank.comparison.is_match for rank in self.ranks)
 
     @property
-    def may_share_rows(self) -> bool:
-        """Whether recording rows could tell more: they were not measured yet, and either no end of
-        one program has the size of the other's, or the programs split their tokens or batch
-        differently.
+    def needs_rows(self) -> bool:
+        """Whether only rows can tell more, which were not measured yet: no end of one program has the
+        size of the other's, or ranks pad what one process has.
         """
         comparison = self.leading.comparison
         if comparison.has_rows:
             return False
-        if not comparison.is_comparable:
-            return True
-        return not (self.leading.is_divided or use_weights_equally(comparison.programs))
+        is_padded = self.leading.is_divided and comparison.has_padded_ends
+        return is_padded or not comparison.is_comparable
+
+    @property
+    def may_share_rows(self) -> bool:
+        """Whether recording rows could tell more: they are needed, or the programs split their tokens
+        or batch differently.
+        """
+        comparison = self.leading.comparison
+        if comparison.has_rows or self.leading.is_divided:
+            return self.needs_rows
+        return self.needs_rows or not use_weights_equally(comparison.programs)
 
     @property
     def may_move_axes(self) -> bool:

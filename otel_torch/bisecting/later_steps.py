@@ -8,6 +8,7 @@ last forward shows in nothing: there the last step tells.
 from __future__ import annotations
 
 from binascii import a2b_base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.error_model import JUMP
-from otel_torch.graph.graph import Floats
+from otel_torch.graph.graph import Floats, Indices
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.reader import load_recording
 
@@ -23,7 +24,7 @@ from otel_torch.recording.reader import load_recording
 SETTINGS = {
     "capture": "graph,inputs,outputs",
     "modules": "^$",
-    "stats": "sketch,numel,nonfinite,shape,dtype",
+    "stats": "sketch,numel,nonfinite,shape,dtype,l2",
     "signals": "",
 }
 
@@ -47,28 +48,28 @@ class LaterStep(NamedTuple):
         return f"the first steps match, step {self.steps.port} does not"
 
 
-def find_later_step(paths: Sides[Path], limit: float) -> LaterStep | None:
+def find_later_step(paths: Sides[Sequence[Path]], limit: float) -> LaterStep | None:
     """Return the first step that differs, or the last one; None if its operations were recorded.
 
     Errors grow from step to step by themselves; a fault makes one grow at once.
 
     Args:
-        paths: Recordings made with `SETTINGS`.
+        paths: Recordings made with `SETTINGS`: one of each program, or all ranks beside one process.
         limit: The relative error that a forward may have.
 
     Raises:
         RecordingError: A recording cannot be read.
     """
-    programs = paths.map(_read)
+    programs = paths.map(lambda own: _joined([_read(path) for path in own]))
     before = 0.0
     needed = Sides[set[_RecordedStep]](set(), set())
     is_last = True
     for index, (reference, port) in enumerate(
         zip(*(own.tensors for own in programs), strict=False)
     ):
-        if reference.numel != port.numel:
+        error = _error(reference, port)
+        if error is None:
             return None  # other forwards: what follows cannot be paired by order
-        error = float(relative_distances(reference.sketch[None], port.sketch[None])[0])
         if error > np.hypot(limit, JUMP * before):
             needed = Sides(*(own.needed(index) for own in programs))
             is_last = False
@@ -88,13 +89,14 @@ class _RecordedStep(NamedTuple):
 
 
 class _OutermostTensor(NamedTuple):
-    """A tensor that enters or leaves an outermost forward."""
+    """A tensor that enters or leaves an outermost forward; `sketch`, `numel` and `norm` of each rank."""
 
     step: _RecordedStep
     call: int
     is_input: bool
-    numel: int
+    numel: Indices
     sketch: Floats
+    norm: Floats
 
 
 class _Program(NamedTuple):
@@ -113,6 +115,36 @@ class _Program(NamedTuple):
         return {own.step, next(before, own).step}
 
 
+def _error(reference: _OutermostTensor, port: _OutermostTensor) -> float | None:
+    """Return how far a tensor is off in one rank at least; None if these are not the same tensor.
+
+    Of ranks that have parts of it, all that is known is how large all parts are.
+    """
+    sizes = {*reference.numel.tolist(), *port.numel.tolist()}
+    if len(sizes) == 1:
+        return float(relative_distances(reference.sketch, port.sketch).max())
+    if len(reference.numel) == len(port.numel):
+        return None
+    norms = [
+        np.sqrt((own.norm**2).sum() / max(own.numel.sum() // max(sizes), 1))
+        for own in (reference, port)
+    ]
+    return float(abs(norms[0] - norms[1]) / max(*norms, np.finfo(float).tiny))
+
+
+def _joined(ranks: Sequence[_Program]) -> _Program:
+    """Return the outermost tensors of ranks, of which each has as many, as those of one program."""
+    tensors = [
+        own[0]._replace(
+            numel=np.concatenate([rank.numel for rank in own]),
+            sketch=np.concatenate([rank.sketch for rank in own]),
+            norm=np.concatenate([rank.norm for rank in own]),
+        )
+        for own in zip(*(rank.tensors for rank in ranks), strict=False)
+    ]
+    return _Program(tensors, ranks[0].recorded)
+
+
 def _read(path: Path) -> _Program:
     program = _Program([], set())
     for row in load_recording(path).rows:
@@ -122,6 +154,14 @@ def _read(path: Path) -> _Program:
             program.recorded.add(step)
         elif row["module"] == "" and tensor.startswith(("in", "out")) and "sketch" in row:
             sketch = np.frombuffer(a2b_base64(row["sketch"]), "<f4").astype(np.float64)
-            is_input, numel = tensor.startswith("in"), int(row["numel"])
-            program.tensors.append(_OutermostTensor(step, row["call"], is_input, numel, sketch))
+            program.tensors.append(
+                _OutermostTensor(
+                    step,
+                    row["call"],
+                    tensor.startswith("in"),
+                    np.array([row["numel"]]),
+                    sketch[None],
+                    np.array([row["l2"]], np.float64),
+                )
+            )
     return program

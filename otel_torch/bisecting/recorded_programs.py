@@ -72,8 +72,9 @@ class RecordedPrograms:
         if has_own_fault or self._options.steps is not None:
             return compared
         limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
-        paths = Sides(compared.reference.recordings[rank.rank], compared.port.recordings[rank.rank])
-        later = find_later_step(paths, limit)
+        later = find_later_step(
+            Sides(rank.paths(compared.reference), rank.paths(compared.port)), limit
+        )
         if later is None or (later.is_last and not self._options.is_one_program):
             return compared
         tell(str(later))
@@ -120,7 +121,7 @@ class RecordedPrograms:
         if is_one_beside_several(reference, port):
             reference, port = self._cut(reference, port)
         compared = self.compare(reference, port)
-        if not compared.leading.comparison.is_comparable and compared.may_share_rows:
+        if compared.needs_rows:
             return self.by_rows()
         if compared.may_move_axes:
             compared = self.compare(*self._by_axes())

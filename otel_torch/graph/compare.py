@@ -42,6 +42,7 @@ from otel_torch.graph.graph import AXIS_LAST, NOTHING, Floats, Graph, Indices
 from otel_torch.graph.shapes import has_twins, have_same_order
 from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
 from otel_torch.graph.suspects import (
+    begin_with_terms,
     blame_other_numbers,
     blame_other_orders,
     blame_suspects_of_twins,
@@ -159,6 +160,18 @@ class GraphComparison:
     def is_comparable(self) -> bool:
         """Whether any ends of the two programs have as many elements, or rows of each other."""
         return any(pair.is_comparable for pair in self.ends)
+
+    @property
+    def has_padded_ends(self) -> bool:
+        """Whether a wrong end is no part of its counterpart, nor a multiple, as of ranks that pad."""
+        sizes = (
+            [
+                int(graph.values.numel[graph.ends[end]])
+                for graph, end in zip(self.graphs, ends, strict=True)
+            ]
+            for ends in ((pair.reference, pair.port) for pair in self.ends if not pair.is_right)
+        )
+        return any(0 < min(own) and max(own) % min(own) for own in sizes)
 
     @property
     def has_rows(self) -> bool:
@@ -339,6 +352,7 @@ def _find_faults(
             for program, side, values in zip(programs, sources, open_to, strict=True)
         ]
         pairs += _pair_sources(programs, chosen)
+    pairs = [begin_with_terms(programs, pair) for pair in pairs]
     faults = _group(programs, [_make_fault(programs, pair, limits) for pair in pairs])
     exchanged = [_ends_only(programs, pair) for pair in wrong if _is_exchanged(programs, pair)]
     if exchanged and _is_exchanged(programs, wrong[0]):

@@ -317,10 +317,16 @@ def _same_rows(
     found = find_equal_rows(*graphs, (limits[1], limits[0]), *chosen)
     are_right = found.are_all(programs[0].state == RIGHT)
     pairs = []
-    for value, share, is_right in zip(
-        found.values.tolist(), found.unmatched.tolist(), are_right.tolist(), strict=True
+    for value, partner, share, is_right in zip(
+        found.values.tolist(),
+        found.partner.tolist(),
+        found.unmatched.tolist(),
+        are_right.tolist(),
+        strict=True,
     ):
-        for own in counts[0]:
+        # the end that has most of the rows, if one has
+        nearest = [own for own in counts[0] if graphs[1].ends[own] == partner]
+        for own in nearest + counts[0]:
             reference = int(graphs[1].ends[own])
             if _have_same_rows(programs, (reference, value)):
                 limit = float(np.hypot(limits[0][reference], limits[1][value]))
@@ -337,8 +343,8 @@ def count_lacked_rows(programs: Programs, limits: Limits, pairs: Sequence[EndPai
     graphs = programs[0].graph, programs[1].graph
     chosen = [np.zeros(len(graph.values), bool) for graph in graphs]
     by_rows = [pair for pair in pairs if pair.is_by_rows]
-    for side, values in enumerate(values_of_ends(programs, by_rows)):
-        chosen[side][values] = True
+    chosen[0][values_of_ends(programs, by_rows)[0]] = True
+    chosen[1][graphs[1].ends] = True
     found = find_equal_rows(*graphs, limits, *chosen)
     counts = [math.prod(graphs[0].values.shape[value][:-1]) for value in found.values.tolist()]
     return round(float(np.dot(found.unmatched, counts)))

@@ -1,6 +1,6 @@
 """Rows of tokens that the other program never had, such as paddings, and rows that are wrong.
 
-Both are nowhere in the other program. Further tokens come with inputs that differ, or with
+Both are nowhere in the other program. Further tokens come with inputs that differ, or with zeros or
 constants that something is joined with; what is computed of neither has wrong rows only, and so has
 what is joined with something unknown.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from otel_torch.graph.distances import sketch_norms
 from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Flags, Graph, Indices
 
 
@@ -25,10 +26,13 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     """Return which values come from inputs that differ, or from what constants added rows to."""
     values, nodes = graph.values, graph.nodes
     is_weight = np.array([kind in WEIGHT_KINDS for kind in graph.leaf_kinds] + [False], bool)
-    comes = ((values.leaf != NOTHING) & ~is_weight[values.leaf] & is_unknown).tolist()
     is_constant = [False] * len(values)
     widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
-    rows = (values.numel // np.maximum(widths, 1)).tolist()
+    counts = values.numel // np.maximum(widths, 1)
+    has_zeros = _have_zeros(graph)
+    is_given = (values.leaf != NOTHING) & ~is_weight[values.leaf]
+    comes = (is_given & (is_unknown | has_zeros)).tolist()
+    rows, has_zeros = counts.tolist(), has_zeros.tolist()
 
     def most_rows(some: list[int]) -> int:
         return max((rows[value] for value in some), default=0)
@@ -41,11 +45,24 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
             has_more = True
         elif is_moving:
             has_more = 0 < len(computed) < len(reads) and _are_joined(graph, reads, makes)
+            has_more |= any(has_zeros[value] for value in makes)
         else:
             has_more = 0 < most_rows(computed) < most_rows(makes)
         for value in makes:
             comes[value], is_constant[value] = has_more, not computed
     return np.array(comes, bool)
+
+
+def _have_zeros(graph: Graph) -> Flags:
+    """Return which values have rows of zeros, and others."""
+    rows = graph.values.rows
+    is_zero = sketch_norms(rows.content) == 0
+    zeros, others = (
+        np.bincount(rows.owner[chosen], minlength=len(graph.values)) > 0
+        for chosen in (is_zero, ~is_zero)
+    )
+    flags: Flags = zeros & others
+    return flags
 
 
 def _is_joined_with(graph: Graph, is_unknown: Flags) -> Flags:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.callables import CallablePrograms
 from otel_torch.bisecting.recorded_programs import RunOptions
+from otel_torch.bisecting.runs import ProgramRun, RunFailed, SideName, find_recordings
 from otel_torch.bisecting.search import Options, bisect_programs
 from otel_torch.parity.finding import Report
-from tests.corpora.case import BISECT, Case
+from tests.corpora.case import BISECT, Case, Run
 from tests.corpora.judge import Recordings
 from tests.corpora.operations import Operations
 from tests.corpora.scores import DTYPES, Recorder
@@ -19,42 +21,67 @@ from tests.corpora.side import side
 
 
 class Bisected(Operations):
-    """A corpus of which each pair is bisected in this process."""
+    """A corpus of which each pair is bisected: programs of one process in this one, ranks in theirs."""
 
     engine = BISECT
 
-    def load(self) -> Sequence[Case]:
-        """Return the cases that run in one process: ranks need processes of their own."""
-        return [case for case in super().load() if _is_alone(case)]
-
     def compare(self, case: Case, variant: str, recorder: Recorder) -> tuple[Report, Recordings]:
-        answer = self.bisect(case, variant, recorder.folder)
+        answer = self.bisect(case, variant, recorder)
         report = answer.report
         if report.verdict == "incomparable":
             raise RuntimeError(report.reason)
         report.warnings = []
         return report, Recordings(Path(), Path(), bisection=answer)
 
-    def bisect(self, case: Case, variant: str, folder: Path) -> Bisection:
+    def bisect(self, case: Case, variant: str, recorder: Recorder) -> Bisection:
         """Return the answer to a case."""
         assert case.reference is not None and case.port is not None
-        dtype = variant if variant in DTYPES else DTYPES[0]
-
-        def call(arguments: tuple[str, ...]) -> Callable[[], object]:
-            def run() -> object:
-                with side(*arguments, dtype, 0) as program:
-                    return program()
-
-            return run
-
-        calls = {"reference": call(case.reference.arguments), "port": call(case.port.arguments)}
-        programs = CallablePrograms(calls, folder / "bisected")
+        runs: dict[SideName, Run] = {"reference": case.reference, "port": case.port}
+        folder = recorder.folder / "bisected"
+        programs: CallablePrograms | RankPrograms
+        if any(run.ranks > 1 for run in runs.values()):
+            programs = RankPrograms(runs, recorder, folder)
+        else:
+            calls = {side: _call(run, variant) for side, run in runs.items()}
+            programs = CallablePrograms(calls, folder)
         options = Options(RunOptions(steps=case.reference.steps or None))
         try:
             return bisect_programs(programs, options)
         finally:
-            shutil.rmtree(folder / "bisected", ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_alone(case: Case) -> bool:
-    return all(run is None or run.ranks == 1 for run in (case.reference, case.port))
+def _call(run: Run, variant: str) -> Callable[[], object]:
+    dtype = variant if variant in DTYPES else DTYPES[0]
+
+    def call() -> object:
+        with side(*run.arguments, dtype, 0) as program:
+            return program()
+
+    return call
+
+
+class RankPrograms:
+    """Two programs of which one at least runs in several ranks, started as the corpus starts them."""
+
+    def __init__(self, programs: Mapping[SideName, Run], recorder: Recorder, folder: Path) -> None:
+        self._programs, self._recorder, self.folder = programs, recorder, folder
+        self.runs: list[ProgramRun] = []
+
+    def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
+        """Run a program. Raises RunFailed if it fails or records nothing."""
+        folder = self.folder / f"{len(self.runs) + 1}-{side}"
+        folder.mkdir(parents=True)
+        began = time.monotonic()
+        try:
+            self._recorder.start(
+                self._programs[side], folder, {**settings, "jsonl": str(folder / "recording.jsonl")}
+            )
+        except Exception as error:
+            raise RunFailed(f"the {side}: {error}") from None
+        recordings = find_recordings(folder)
+        if not recordings:
+            raise RunFailed(f"the {side} recorded no operations")
+        run = ProgramRun(side, why, (), time.monotonic() - began, recordings)
+        self.runs.append(run)
+        return run

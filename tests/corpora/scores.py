@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -163,12 +163,15 @@ class Recorder:
             settings |= {"steps": run.steps} if run.steps else {}
             settings |= {"graph_parts": str(run.parts)} if run.parts else {}
             settings |= {"tensors": str(folder / "tensors")} if variant == "tensors" else {}
-            record = self._run_here if self._together else self._run_apart
-            record(run, variant, folder, settings)
+            if self._together:
+                self._run_here(run, variant, folder, settings)
+            else:
+                self.start(run, folder, settings, variant)
             (folder / "done").touch()
         return recording if run.ranks == 1 else recording.parent
 
-    def _run_apart(self, run: Run, variant: str, folder: Path, settings: dict[str, str]) -> None:
+    def start(self, run: Run, folder: Path, settings: Mapping[str, str], variant: str = "") -> None:
+        """Run a program recorded with some settings, in processes of its own."""
         arguments = list(run.arguments)
         if run.program == SIDE:
             arguments += ["--variant", variant] if variant in DTYPES else []

@@ -40,9 +40,10 @@ class RecordedProgram:
     ends: Sequence[Row]
     has_loops: bool = False
 
-    def loop_of(self, node: int) -> Any:
-        """Return the loop of a node that has results of its own; None if only the last loop has."""
-        return self.nodes[node].get("loop") if self.has_loops else None
+    def loop_of(self, node: int) -> tuple[Any, Any]:
+        """Return the rank and the loop of a node; None if only the last loop has results of its own."""
+        row = self.nodes[node]
+        return row.get("rank"), row.get("loop") if self.has_loops else None
 
     def maker(self, value: int) -> int:
         """Return the node that made a value."""
@@ -154,13 +155,13 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
 
 
 def _results(program: RecordedProgram) -> list[int]:
-    """Return the values that the program made after the last end of a loop and reads no more.
+    """Return the values that the program made after the last end of each rank, or of each loop, and reads no more.
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
     then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.
     """
     ended = {row["value"] for row in program.ends}
-    last: defaultdict[Any, int] = defaultdict(lambda: NOTHING)
+    last: defaultdict[tuple[Any, Any], int] = defaultdict(lambda: NOTHING)
     for node in map(program.maker, ended):
         if node != NOTHING:
             loop = program.loop_of(node)
