@@ -186,7 +186,7 @@ def make_programs(
     operations: dict[str, int] = {}
     arguments: dict[str, int] = {}
     programs = []
-    has_rows = all(graph.has_rows for graph in graphs)
+    are_divided = all(graph.has_rows for graph in graphs) or any(g.is_split for g in graphs)
     for place, (graph, side, limit) in enumerate(zip(graphs, sides, limits, strict=True)):
         names = [operations.setdefault(name, len(operations)) for name in graph.operations]
         texts = [arguments.setdefault(text, len(arguments)) for text in graph.arguments]
@@ -196,7 +196,7 @@ def make_programs(
             equal = np.where(side.relation >= MOVED, side.error, np.nan)
             arriving, jumps = arriving_errors(graph, equal, limit)
         informed = has_information(graph.values) & (np.maximum(limit, arriving) < MOST_ERROR)
-        if has_rows:  # positions, lengths and indices are numbers of a batch, not of its tokens
+        if are_divided:  # positions, lengths and indices are numbers of a batch, not of its tokens
             informed &= graph.values.roundoff > 0
         if closer is not None:
             jumps = side.error > np.hypot(closer[place], closer[1 - place][side.partner])

@@ -176,11 +176,8 @@ def begin_with_terms(
     programs: tuple[ComparedProgram, ComparedProgram],
     pair: tuple[DoubtSource | None, DoubtSource | None],
 ) -> tuple[DoubtSource | None, DoubtSource | None]:
-    """Return a fault's sources where ranks first have terms, if one program reads those where the
-    other one reads their sum.
-
-    Ranks may go on with terms as long as all is linear. So a reduction over the ranks is missing
-    anywhere between the two places.
+    """Return a fault's sources where ranks make terms, if one program reads those where the other one
+    reads their sum: a reduction over the ranks is missing in between.
     """
     own, other = pair
     if own is None or other is None or min(own.origin, other.origin) < 0:
@@ -199,11 +196,7 @@ def begin_with_terms(
     program, known = programs[side], terms[side]
     if _is_summed_later(program, origins[side]):
         return pair
-    chain = sorted(
-        program.maker[value]
-        for value in made_from(program, read[side], lambda value: value in known)
-        if value in known and program.maker[value] >= 0
-    )
+    chain = sorted(_makers_before_moves(program, read[side]))
     if not chain:
         return pair
     begins = [chain[0], chain[0]]
@@ -216,6 +209,18 @@ def begin_with_terms(
         else replace(source, origin=begin, suspects=[*before, source.origin, *source.suspects])
         for source, begin, before in zip((own, other), begins, befores, strict=True)
     )  # type: ignore[return-value]
+
+
+def _makers_before_moves(program: ComparedProgram, values: list[int]) -> set[int]:
+    """Return the nodes that computed values, before what only moved these."""
+    moves = program.graph.nodes.moves
+    moved = made_from(
+        program,
+        values,
+        lambda value: bool(moves[program.maker[value]]) and program.maker[value] >= 0,
+    )
+    makers = {program.maker[value] for value in moved}
+    return {node for node in makers if node >= 0 and not moves[node]}
 
 
 def _maker_of_whole(other: ComparedProgram, term: int, program: ComparedProgram) -> int:
