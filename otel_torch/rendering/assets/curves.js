@@ -9,7 +9,8 @@ const FARTHEST = 1e150; // uPlot adds powers of ten to what it draws
 //   unless there is a tickText
 // - lines: [{name, values, color, faint, bands: [{low, high}]}], with arrays as long as x, NaN for
 //   no value; isBars draws them as bars
-// - scale: "auto" or a kind; bad: the x of NaN or Inf; marks: other x to look at; height, in pixels
+// - scale: "auto" or a kind; bad: the x of NaN or Inf; marks: other x to look at; at: the x whose
+//   values are read until the pointer moves, -1 for none; height, in pixels
 class Curves {
   constructor(host) {
     this.host = host;
@@ -47,7 +48,7 @@ class Curves {
       scales: {x: {time: false}, y: yScale(kind, extent)},
       axes: this.axes(kind),
       cursor: {y: false, points: {size: 7}},
-      hooks: {drawClear: [plot => this.drawBad(plot)]}
+      hooks: {drawClear: [plot => this.drawBad(plot)], ready: [plot => this.readAt(plot)]}
     };
     this.drawn = new uPlot(options, [this.plot.x, ...columns], this.host);
   }
@@ -83,6 +84,11 @@ class Curves {
         values: (_, ticks) => ticks.map(tick => (tick === null ? "" : numberText(tick)))
       }
     ];
+  }
+
+  readAt(plot) {
+    const {at = -1} = this.plot;
+    if (at >= 0) plot.setCursor({left: plot.valToPos(at, "x"), top: 0});
   }
 
   // Mark where values are NaN or Inf, and below where something else is to be looked at.
