@@ -243,6 +243,7 @@ def test_an_address_shows_others_the_same_module_and_step(page, tmp_path):
     assert address == "#pattern=7%24&sort=largest+first&module=blocks.197.7&step=20"
     seen = page.evaluate(SEEN)
     assert seen[2] == "200 of 2,000 tensors" and "198.7 at step 20" in seen[4]
+    assert page.evaluate("document.querySelector('#module-curve .u-value').textContent") == "20"
     page.open("about:blank")
     page.open(path.resolve().as_uri() + address)
     assert page.evaluate(SEEN) == seen and told(page) == address

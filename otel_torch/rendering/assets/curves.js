@@ -39,6 +39,7 @@ class Curves {
     }
     this.host.replaceChildren();
     const kind = scaleKind(this.plot.scale, extent);
+    const {at} = this.plot;
     const {series, bands, columns} = seriesOf(this.plot);
     const options = {
       width: this.host.clientWidth,
@@ -48,7 +49,10 @@ class Curves {
       scales: {x: {time: false}, y: yScale(kind, extent)},
       axes: this.axes(kind),
       cursor: {y: false, points: {size: 7}},
-      hooks: {drawClear: [plot => this.drawBad(plot)], ready: [plot => this.readAt(plot)]}
+      hooks: {
+        drawClear: [plot => this.drawBad(plot)],
+        ready: [plot => at >= 0 && plot.setCursor({left: plot.valToPos(at, "x"), top: 0})]
+      }
     };
     this.drawn = new uPlot(options, [this.plot.x, ...columns], this.host);
   }
@@ -84,11 +88,6 @@ class Curves {
         values: (_, ticks) => ticks.map(tick => (tick === null ? "" : numberText(tick)))
       }
     ];
-  }
-
-  readAt(plot) {
-    const {at = -1} = this.plot;
-    if (at >= 0) plot.setCursor({left: plot.valToPos(at, "x"), top: 0});
   }
 
   // Mark where values are NaN or Inf, and below where something else is to be looked at.
