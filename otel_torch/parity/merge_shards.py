@@ -80,7 +80,7 @@ def merge_shards(
             try:
                 _load_rows(database, list(ranks.values()), temporary)
             except duckdb.Error:
-                _check_rows(ranks.values(), warn)
+                _check_rows(ranks.values(), leave_out)
                 # what the reader accepts may be skipped: a last line that was cut off
                 _load_rows(database, list(ranks.values()), temporary, skip_errors=True)
             counts = database.execute("SELECT rank, count(*) FROM rows GROUP BY rank").fetchall()
@@ -103,10 +103,10 @@ def merge_shards(
 # -- the database
 
 
-def _check_rows(paths: Iterable[Path], warn: Warn) -> None:
+def _check_rows(paths: Iterable[Path], leave_out: Warn) -> None:
     """Raise a RecordingError that names the first line that is wrong."""
     for path in paths:
-        deque(iterate_rows(path, warn), maxlen=0)
+        deque(iterate_rows(path, leave_out), maxlen=0)
 
 
 def _load_rows(database: Any, paths: list[Path], temporary: str, skip_errors: bool = False) -> None:

@@ -124,6 +124,16 @@ def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
     )
 
 
+def test_a_rank_that_was_killed_in_its_last_line_is_merged_without_it(folder, tmp_path):
+    port = shutil.copytree(folder / "sharded", tmp_path / "port")
+    path = port / "run.rank1.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    report = compare(folder / "sharded", port)
+    assert report.verdict == "partial"
+    (line,) = report.uncompared
+    assert line.startswith(f"{path}: line 82 was cut off and is skipped")
+
+
 def replicated_reference(folder: Path, copies: Path) -> Path:
     """Write the recording of the one process as those of all ranks."""
     copies.mkdir()
