@@ -35,6 +35,7 @@ from otel_torch.graph.states import RIGHT, use_weights_equally
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.graph_values import (
     PUT_LABEL,
@@ -343,8 +344,9 @@ class ComparedRuns:
     def report(self, number: int | None = None) -> Report:
         """Return the report of a rank, of the leading one by default."""
         rank = self.leading if number is None else self.of_rank(number)
-        paths = Sides(self.reference.recordings[rank.rank], self.port.recordings[rank.rank])
-        return report_comparison(paths, rank.recorded, rank.comparison)
+        runs = Sides(self.reference, self.port)
+        sources = runs.map(lambda run: RecordingSource(run.recordings[rank.rank]))
+        return report_comparison(sources, rank.recorded, rank.comparison)
 
 
 def compare_runs(
@@ -376,16 +378,17 @@ def compare_runs(
         raise RunFailed("no rank ran in both programs")
     is_split = is_one_beside_several(reference, port)
 
-    def paths(run: ProgramRun, rank: int) -> Iterable[Path]:
-        return run.recordings.values() if is_split else [run.recordings[rank]]
+    def sources(run: ProgramRun, rank: int) -> Iterable[RecordingSource]:
+        paths = run.recordings.values() if is_split else [run.recordings[rank]]
+        return map(RecordingSource, paths)
 
     def compare(rank: int) -> ComparedRank:
-        own = read(*paths(reference, rank), has_loops=is_one_program)
-        other = read_graph(*paths(port, rank), has_loops=is_one_program)
+        own = read(*sources(reference, rank), has_loops=is_one_program)
+        other = read_graph(*sources(port, rank), has_loops=is_one_program)
         recorded = Sides(own, other)
         noisy = None
         if noise is not None:
-            noisy = read(noise.recordings[rank], has_loops=is_one_program).graph
+            noisy = read(RecordingSource(noise.recordings[rank]), has_loops=is_one_program).graph
         comparison = compare_graphs(
             recorded.reference.graph,
             recorded.port.graph,

@@ -16,10 +16,9 @@ from otel_torch.cli.report_files import (
     write_json,
     write_report_files,
 )
-from otel_torch.parity.diff import diff
+from otel_torch.parity.diff import diff, name_files_as_given
 from otel_torch.parity.finding import Report
-from otel_torch.parity.temporary_files import name_files
-from otel_torch.process.console import as_given, say
+from otel_torch.process.console import say
 from otel_torch.recording.isolation_pairing import pairing_file
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size
@@ -236,7 +235,7 @@ def _incomparable(arguments: argparse.Namespace, error: ValueError | OSError) ->
         reason = " ".join(str(error).split())
     port = arguments.port or arguments.reference
     report = Report("incomparable", reason, reference=arguments.reference, port=port)
-    name_files(report, as_given)
+    name_files_as_given(report)
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -119,6 +120,8 @@ def verdict_on(
             "cannot tell", f"the change of the parameters is known of {looked_at}"
         )
     losses = facts.total("loss")
+    if losses and not math.isfinite(losses[-1]):
+        return TrainingVerdict("does not train", "its loss ends as NaN or Inf")
     loss = f", the loss goes from {losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""
     laws = f", and breaks {len(own)} law{'s' * (len(own) > 1)} of training" if own else ""
     return TrainingVerdict("trains", f"the parameters change{loss}{laws}")

@@ -23,9 +23,9 @@ from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.finding import Finding, Kind, Report, Side, UncomparedTensor
 from otel_torch.parity.forwards import WARM_UP
 from otel_torch.parity.ranks import compare_ranks
+from otel_torch.parity.recording_source import RecordingSource, Warn
 from otel_torch.parity.rules import sketch_errors
-from otel_torch.recording.metadata import describe_early_end, read_metadata
-from otel_torch.recording.reader import iterate_rows
+from otel_torch.recording.metadata import describe_early_end
 from otel_torch.recording.rows import Row
 from otel_torch.rendering.words import plural
 
@@ -109,26 +109,28 @@ def compare_bitwise(
     paths = Path(reference), Path(port)
     if any(path.is_dir() for path in paths):
         return compare_ranks(*paths, None, partial(_compare, warm_ups=warm_ups), progress, on)
-    return _compare(*paths, noise=None, progress=progress, warm_ups=warm_ups)
+    sources = map(RecordingSource, paths)
+    return _compare(*sources, noise=None, progress=progress, warm_ups=warm_ups)
 
 
 def _compare(
-    reference: Path,
-    port: Path,
+    reference: RecordingSource,
+    port: RecordingSource,
     *,
-    noise: Path | None,
+    noise: RecordingSource | None,
     progress: Callable[[str], None],
     warm_ups: bool,
 ) -> Report:
     """Compare two recordings; there is no noise where every bit counts."""
     report = Report("match", reference=str(reference), port=str(port))
-    metadata = [read_metadata(path, report.warnings.append) for path in (reference, port)]
-    for path, facts in zip((reference, port), metadata, strict=True):
-        for line in describe_early_end(path, facts):
+    sources = reference, port
+    metadata = [source.metadata(report.warnings.append) for source in sources]
+    for source, facts in zip(sources, metadata, strict=True):
+        for line in describe_early_end(source.path, facts):
             report.leave_out(line)
     report.environment = environment_differences(*metadata)
     comparison = _RowPairs()
-    streams = (_rows(path, report.leave_out, warm_ups) for path in (reference, port))
+    streams = (_rows(source, report.leave_out, warm_ups) for source in sources)
     for position, rows in enumerate(zip_longest(*streams)):
         for side, row in enumerate(rows):
             if row is not None:
@@ -163,8 +165,8 @@ def _compare(
     return report
 
 
-def _rows(path: Path, warn: Callable[[str], None], warm_ups: bool) -> Iterator[Row]:
-    for row in iterate_rows(path, warn):
+def _rows(source: RecordingSource, warn: Warn, warm_ups: bool) -> Iterator[Row]:
+    for row in source.rows(warn):
         if warm_ups or row.get("phase") != WARM_UP:
             yield row
 

@@ -54,7 +54,7 @@ from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.module_modes import ModuleModes
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
-from otel_torch.parity.one_model import write_models
+from otel_torch.parity.one_model import one_model
 from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
 from otel_torch.parity.outside_forward import (
     ParameterState,
@@ -68,9 +68,9 @@ from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.rank_executor import Progress
 from otel_torch.parity.ranks import compare_ranks
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.temporary_files import compare_temporary_files
 from otel_torch.parity.tokens.final_outputs import pair_final_outputs
 from otel_torch.parity.tokens.handed_on_parts import pair_handed_on_parts
 from otel_torch.parity.tokens.log_probabilities import name_contribution
@@ -127,11 +127,63 @@ def compare(
         MapError: The map does not fit the recordings.
     """
 
-    def run(paths: Sides[Path], noise: Path | None) -> Report:
-        if map is None and save_map is None and pairing is None and hold_operations(paths):
-            return compare_operations(paths, noise, progress)
+    compare_one = partial(
+        compare_recordings,
+        models=models,
+        rtol=rtol,
+        map=map,
+        save_map=save_map,
+        titles=Sides(str(reference), str(port)),
+        thorough=thorough,
+        pairing=pairing,
+        tensors=tensors,
+        warm_ups=warm_ups,
+        quantized=quantized,
+    )
+    paths = Sides(Path(reference), Path(port))
+    noise_path = None if noise is None else Path(noise)
+    if any(path is not None and path.is_dir() for path in (*paths, noise_path)):
+        # these learn from one rank after the other
+        learns = map is not None or save_map is not None or pairing is not None
+        workers = 1 if learns else None
+        return compare_ranks(*paths, noise_path, compare_one, progress, on, workers, tensors)
+    noise_source = None if noise_path is None else RecordingSource(noise_path)
+    return compare_one(*paths.map(RecordingSource), noise=noise_source, progress=progress)
+
+
+def compare_recordings(
+    reference: RecordingSource,
+    port: RecordingSource,
+    *,
+    noise: RecordingSource | None,
+    progress: Progress,
+    models: Sides[str] | None,
+    rtol: float | None,
+    map: Map | None,
+    save_map: str | Path | None,
+    titles: Sides[str],
+    thorough: bool,
+    pairing: PairingFinder | None,
+    tensors: Sides[Path] | None,
+    warm_ups: bool,
+    quantized: bool,
+) -> Report:
+    """Compare two recordings, each of one process; see `compare`.
+
+    Args:
+        titles: What a map that is saved calls the two runs.
+    """
+    warnings: list[str] = []
+    if models is not None:
+        reference = one_model(reference, models.reference, warnings.append)
+        port = one_model(port, models.port, warnings.append)
+        noise = noise and one_model(noise, models.reference, warnings.append)
+    sources = Sides(reference, port)
+    if map is None and save_map is None and pairing is None and hold_operations(sources):
+        report = compare_operations(sources, noise, progress)
+    else:
         comparison = _Comparison(
-            paths,
+            sources,
             noise,
             Tolerance(rtol),
             map,
@@ -144,52 +196,9 @@ def compare(
         )
         report = comparison.run()
         if save_map is not None and not comparison.is_unrelated:
-            comparison.save_map(save_map, Sides(str(reference), str(port)))
-        return report
-
-    def compare_two(reference: Path, port: Path, noise: Path | None) -> Report:
-        paths = Sides(reference, port)
-        if models is None:
-            return run(paths, noise)
-        with write_models(paths, noise, models) as written:
-            report = compare_temporary_files(
-                partial(run, written.sides, written.noise), written.given
-            )
-        report.warnings[:0] = written.warnings
-        return report
-
-    noise_path = None if noise is None else Path(noise)
-    if not any(path is not None and Path(path).is_dir() for path in (reference, port, noise)):
-        return compare_two(Path(reference), Path(port), noise_path)
-    if map is not None or save_map is not None or pairing is not None:
-        # these learn from one rank after the other
-
-        def compare_here(
-            reference: Path, port: Path, *, noise: Path | None, progress: Progress
-        ) -> Report:
-            return compare_two(reference, port, noise)
-
-        return compare_ranks(
-            Path(reference),
-            Path(port),
-            noise_path,
-            compare_here,
-            progress,
-            workers=1,
-            tensors=tensors,
-        )
-    compare_rank = partial(
-        compare,
-        models=models,
-        rtol=rtol,
-        thorough=thorough,
-        tensors=tensors,
-        warm_ups=warm_ups,
-        quantized=quantized,
-    )
-    return compare_ranks(
-        Path(reference), Path(port), noise_path, compare_rank, progress, on, tensors=tensors
-    )
+            comparison.save_map(save_map, titles)
+    report.warnings[:0] = dict.fromkeys(warnings)  # both sides may be one file
+    return report
 
 
 class _Comparison:
@@ -197,8 +206,8 @@ class _Comparison:
 
     def __init__(
         self,
-        paths: Sides[Path],
-        noise: Path | None,
+        sources: Sides[RecordingSource],
+        noise: RecordingSource | None,
         tolerance: Tolerance,
         map: Map | None,
         progress: Callable[[str], None],
@@ -208,18 +217,18 @@ class _Comparison:
         warm_ups: bool,
         quantized: bool,
     ) -> None:
-        self.report = Report("match", reference=str(paths.reference), port=str(paths.port))
+        self.report = Report("match", reference=str(sources.reference), port=str(sources.port))
         self._warn = self.report.warnings.append
         self._tolerance = tolerance
         self._map = map
         self._pairing = pairing
         skipped = SKIPPED_PHASES - {WARM_UP} if warm_ups else SKIPPED_PHASES
-        self._recordings = paths.map(
-            lambda path: load_recording_start(path, self._warn, self.report.leave_out, skipped)
+        self._recordings = sources.map(
+            lambda source: load_recording_start(source, self._warn, self.report.leave_out, skipped)
         )
-        all_paths = [*paths] if noise is None else [*paths, noise]
-        self._progress = _ReadProgress(all_paths, progress)
-        self._noise_path = noise
+        all_sources = [*sources] if noise is None else [*sources, noise]
+        self._progress = _ReadProgress(all_sources, progress)
+        self._noise_source = noise
         self._noise = NoiseForwards(noise, self._recordings, self._warn, self._progress)
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
@@ -274,7 +283,7 @@ class _Comparison:
             self.report.verdict, self.report.reason = "incomparable", self._why_unrelated()
             return self.report
         self._training = compare_training(
-            self._recordings, self._match, self._noise_path, self._tolerance
+            self._recordings, self._match, self._noise_source, self._tolerance
         )
         self.report.pairs += self._training.pairs
         if self._training.first is None:  # which would name them
@@ -308,7 +317,7 @@ class _Comparison:
     def _forwards(self, recording: LoadedRecording) -> Iterator[ForwardRows]:
         cuts = 0
         for forward in iterate_forwards(
-            recording.path,
+            recording.source,
             recording.kinds,
             self.report.leave_out,
             self._progress,
@@ -319,8 +328,8 @@ class _Comparison:
             yield forward
         if cuts:
             self._warn(
-                f"{recording.path}: a stretch of many rows without an end was cut in {cuts + 1} "
-                "to be compared"
+                f"{recording.source}: a stretch of many rows without an end was cut in "
+                f"{cuts + 1} to be compared"
             )
 
     def _pair_forwards(self, queues: Sides[Iterator[ForwardRows]]) -> Iterator[Sides[ForwardRows]]:
@@ -616,7 +625,7 @@ class _Comparison:
                 f"{self._findings.unsearched} further forwards are wrong in other ways and were "
                 "not searched for further faults"
             )
-        if self._noise.unmatched and self.report.pairs and self._noise_path is not None:
+        if self._noise.unmatched and self.report.pairs and self._noise_source is not None:
             self._warn(
                 f"{self._noise.unmatched} forwards have no counterpart in the noise; the "
                 "constants of the dtypes decided there"
@@ -627,7 +636,7 @@ class _Comparison:
         for recording in self._recordings:
             if recording.repeated:
                 self._warn(
-                    f"{recording.path}: tensors repeat within a step and name no call: paired in "
+                    f"{recording.source}: tensors repeat within a step and name no call: paired in "
                     "order of occurrence"
                 )
 
@@ -690,7 +699,7 @@ def _stored_tensors(
     """Return the whole tensors of both runs, in the folders given or where the runs put them."""
     return Sides(
         *(
-            tensors_of(recording.path, recording.meta, folder)
+            tensors_of(recording.source.path, recording.meta, folder)
             for recording, folder in zip(recordings, folders or (None, None), strict=True)
         )
     )
@@ -716,8 +725,8 @@ def _listed(models: set[str]) -> str:
 class _ReadProgress:
     """Reports how much of the recordings has been read, at most ten times a second."""
 
-    def __init__(self, paths: list[Path], progress: Callable[[str], None]) -> None:
-        self._total = sum(path.stat().st_size for path in paths if path.exists())
+    def __init__(self, sources: list[RecordingSource], progress: Callable[[str], None]) -> None:
+        self._total = sum(source.size for source in sources)
         self._read = 0
         self._progress = progress
         self._next_report = 0.0

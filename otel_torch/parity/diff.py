@@ -14,7 +14,6 @@ from otel_torch.parity.map_file import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.temporary_files import name_files
 from otel_torch.recording.input_file import require_regular_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.remote.remote_files import takes_urls
@@ -124,8 +123,16 @@ def diff(
         report.golden = compare_with_golden(golden, reference, port, progress, chosen)
     report.models = models
     report.warnings[:0] = _warn_of_mixed_up_files(reference, port, noise, models)
-    name_files(report, as_given)
+    name_files_as_given(report)
     return report
+
+
+def name_files_as_given(report: Report) -> None:
+    """Change the names of files in a report: a user gave URLs instead of their copies here."""
+    report.reference, report.port = as_given(report.reference), as_given(report.port)
+    report.warnings = [as_given(warning) for warning in report.warnings]
+    report.uncompared = [as_given(warning) for warning in report.uncompared]
+    report.reason = None if report.reason is None else as_given(report.reason)
 
 
 def _warn_of_mixed_up_files(

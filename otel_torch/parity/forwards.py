@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
-from otel_torch.recording.reader import iterate_attach_rows
-from otel_torch.recording.row_batches import Place, RowBatch, RowKinds, iterate_batches
+from otel_torch.parity.recording_source import RecordingSource
+from otel_torch.recording.row_batches import Place, RowBatch, RowKinds
 from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
 from otel_torch.records import TOKENS
@@ -116,7 +115,7 @@ class ForwardRows:
 
 
 def iterate_forwards(
-    path: str | Path,
+    source: RecordingSource,
     kinds: RowKinds,
     problem: Callable[[str], None] = lambda message: None,
     read: Callable[[int], None] = lambda count: None,
@@ -134,7 +133,7 @@ def iterate_forwards(
         RecordingError: The file is not a recording.
     """
     cutter = _ForwardCutter(kinds, skipped)
-    for batch in iterate_batches(path, kinds, problem, read):
+    for batch in source.batches(kinds, problem, read):
         yield from cutter.cut(batch)
     yield from cutter.finish()
 
@@ -327,7 +326,7 @@ def _key(record: RowRecord) -> ForwardKey:
     return record.model, record.loop, record.step, record.phase
 
 
-def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> list[Parameter]:
+def read_parameters(source: RecordingSource, meta: dict[str, Any] | None = None) -> list[Parameter]:
     """Read the parameters at attach, without parsing the rest of a long recording in full.
 
     Args:
@@ -335,4 +334,4 @@ def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> lis
             reading can stop early.
     """
     models = meta.get("models", ()) if meta and meta.get("ended_cleanly") else ()
-    return build_parameters(iterate_attach_rows(path, models))
+    return build_parameters(source.attach_rows(models))

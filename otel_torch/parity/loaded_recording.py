@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.call_graph import Parameter, read_module_table
 from otel_torch.parity.forwards import SKIPPED_PHASES, ForwardRows, read_parameters
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.noise import dtypes_by_module
-from otel_torch.recording.metadata import (
-    RECORDING_SCHEMA,
-    describe_early_end,
-    read_metadata,
-)
+from otel_torch.parity.recording_source import RecordingSource, Warn
+from otel_torch.recording.metadata import RECORDING_SCHEMA, describe_early_end
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.row_batches import RowKinds
-
-Warn = Callable[[str], None]
 
 _SELECTIONS = (
     "OTEL_TORCH_MODELS",
@@ -44,7 +38,7 @@ class LoadedRecording:
         repeated: Tensors repeat within a step, and no calls were recorded.
     """
 
-    path: Path
+    source: RecordingSource
     meta: dict[str, Any]
     parameters: list[Parameter]
     modules: list[ModulePath]
@@ -112,7 +106,7 @@ def module_paths(meta: dict[str, Any]) -> set[ModulePath]:
 
 
 def load_recording_start(
-    path: Path,
+    source: RecordingSource,
     warn: Warn,
     leave_out: Warn,
     skipped_phases: frozenset[str] = SKIPPED_PHASES,
@@ -125,19 +119,19 @@ def load_recording_start(
     Raises:
         RecordingError: The file is not a recording of this schema.
     """
-    meta = read_metadata(path, warn)
+    meta = source.metadata(warn)
     schema = meta.get("schema", RECORDING_SCHEMA)
     if schema != RECORDING_SCHEMA:
         raise RecordingError(
-            f"{path}: its schema is {schema!r}; this version reads {RECORDING_SCHEMA}, so compare "
-            "with the version that recorded it"
+            f"{source}: its schema is {schema!r}; this version reads {RECORDING_SCHEMA}, so "
+            "compare with the version that recorded it"
         )
-    for warning in describe_early_end(path, meta):
+    for warning in describe_early_end(source.path, meta):
         leave_out(warning)
     try:
-        parameters = read_parameters(path, meta)
+        parameters = read_parameters(source, meta)
     except OSError as error:
-        raise RecordingError(f"{path}: {error.strerror}") from None
+        raise RecordingError(f"{source}: {error.strerror}") from None
     table = read_module_table(meta)
     modules = dict.fromkeys((entry.model, entry.module) for entry in table)
     for parameter in parameters:
@@ -146,7 +140,9 @@ def load_recording_start(
     # a tensor with two names goes by that of the module that runs
     parameters.sort(key=lambda parameter: parameter.module_path in uncalled)
     dtypes = dtypes_by_module(parameters)
-    return LoadedRecording(path, meta, parameters, list(modules), uncalled, dtypes, skipped_phases)
+    return LoadedRecording(
+        source, meta, parameters, list(modules), uncalled, dtypes, skipped_phases
+    )
 
 
 def selection_of(meta: Mapping[str, Any]) -> dict[str, str]:

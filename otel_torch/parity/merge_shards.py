@@ -13,22 +13,21 @@ DuckDB groups the rows, on disk if needed: the recordings of sixty-four ranks do
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from otel_torch.parity.layouts.whole_statistics import STATISTICS, ShardColumns, merge_statistics
-from otel_torch.recording.input_file import open_once
-from otel_torch.recording.metadata import metadata_path, read_metadata
-from otel_torch.recording.reader import RecordingError, iterate_rows
-from otel_torch.recording.rows import Row, parse_line
-from otel_torch.records import json_safe
+import numpy as np
 
-Warn = Callable[[str], None]
+from otel_torch.parity.layouts.whole_statistics import STATISTICS, ShardColumns, merge_statistics
+from otel_torch.parity.recording_source import MadeRecording, Warn
+from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.reader import RecordingError, iterate_rows
+from otel_torch.recording.rows import Row
 
 _DATABASE_MEMORY = "256MB"  # beyond that, DuckDB uses the disk
 _ROWS_PER_QUERY = 100_000  # rows of all ranks that are grouped at a time
@@ -52,14 +51,13 @@ _RANK_STRIDE = 10**9
 
 
 def merge_shards(
-    folder: Path, ranks: Mapping[int, Path], temporary: Path, warn: Warn, leave_out: Warn
-) -> Path:
-    """Write one recording of the recordings of several ranks, and return its path.
+    folder: Path, ranks: Mapping[int, Path], warn: Warn, leave_out: Warn
+) -> MadeRecording:
+    """Return the recordings of several ranks as one.
 
     Args:
         folder: The folder of the recordings, for messages.
         ranks: Rank -> recording.
-        temporary: The folder to write to.
         warn: Called with a line for each problem.
         leave_out: Called with a line for rows that are left out.
 
@@ -73,17 +71,20 @@ def merge_shards(
             f"{folder}: its ranks hold shards of tensors; merging them needs DuckDB: "
             "pip install 'otel-torch[ranks]'"
         ) from None
-    target = Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl"
-    with duckdb.connect(str(target.with_suffix(".duckdb"))) as database:
+    merged = MadeRecording(folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="otel-torch-ranks-") as temporary,
+        duckdb.connect(f"{temporary}/rows.duckdb") as database,
+    ):
         try:
             try:
-                _load_rows(database, list(ranks.values()), target.parent)
+                _load_rows(database, list(ranks.values()), temporary)
             except duckdb.Error:
-                _check_rows(ranks.values(), warn)
+                _check_rows(ranks.values(), leave_out)
                 # what the reader accepts may be skipped: a last line that was cut off
-                _load_rows(database, list(ranks.values()), target.parent, skip_errors=True)
+                _load_rows(database, list(ranks.values()), temporary, skip_errors=True)
             counts = database.execute("SELECT rank, count(*) FROM rows GROUP BY rank").fetchall()
-            _write_rows(database, ranks, target, leave_out)
+            merged.extend(_merged_rows(database, ranks, leave_out))
             _warn_of_different_replicas(database, list(ranks), warn)
         except duckdb.Error as error:
             reason = " ".join(str(error).split())[:200]
@@ -94,31 +95,29 @@ def merge_shards(
         and count >= metadata[index].get("records_written", 0)
         for index, count in counts
     )
-    merged = {**metadata[0], "ended_cleanly": are_whole}
-    merged.pop("records_written", None)  # those of one rank
-    metadata_path(target).write_text(json.dumps(merged), encoding="utf-8")
-    return target
+    merged.meta = {**metadata[0], "ended_cleanly": are_whole}
+    merged.meta.pop("records_written", None)  # those of one rank
+    return merged
 
 
 # -- the database
 
 
-def _check_rows(paths: Iterable[Path], warn: Warn) -> None:
+def _check_rows(paths: Iterable[Path], leave_out: Warn) -> None:
     """Raise a RecordingError that names the first line that is wrong."""
     for path in paths:
-        deque(iterate_rows(path, warn), maxlen=0)
+        deque(iterate_rows(path, leave_out), maxlen=0)
 
 
-def _load_rows(
-    database: Any, paths: list[Path], temporary: Path, skip_errors: bool = False
-) -> None:
+def _load_rows(database: Any, paths: list[Path], temporary: str, skip_errors: bool = False) -> None:
     """Load all rows, and group them by place.
 
     Table `rows`: `rank` is the index of the recording, `line` the number of the row in it, `place`
-    the hash of its key. Table `places`: the lowest rank with a place owns it; its row is written.
+    the hash of its key. Table `places`: the lowest rank with a place owns it; its row is kept.
     """
     database.execute(f"SET memory_limit = '{_DATABASE_MEMORY}'")
-    database.execute("SET temp_directory = ?", [str(temporary)])
+    database.execute("SET threads = 1")  # lists of shards in each exceed the limit
+    database.execute("SET temp_directory = ?", [temporary])
     key = ", ".join(f'"{name}"' for name in _KEY)
     statistics = ", ".join(map(_statistic_column, STATISTICS))
     for index, path in enumerate(paths):
@@ -141,14 +140,17 @@ def _statistic_column(name: str) -> str:
     return f'TRY_CAST("{name}" AS DOUBLE) AS "{name}"' if name in _FLOATS else f'"{name}"'
 
 
-def _owned_lines(database: Any, rank_index: int) -> Iterator[int]:
-    query = "SELECT line FROM places WHERE owner = ? ORDER BY line"
-    result = database.cursor().execute(query, [rank_index]).fetchnumpy()
-    return iter(result["line"].tolist())
+def _owned_rows(database: Any, rank_index: int, path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (number, row) of the rows of a rank that no lower one has."""
+    query = "SELECT line FROM places WHERE owner = ?"
+    lines = database.cursor().execute(query, [rank_index]).fetchnumpy()["line"]
+    is_owned = np.zeros(lines.max(initial=0), dtype=bool)
+    is_owned[lines - 1] = True
+    return compress(enumerate(iterate_rows(path), 1), is_owned.tolist())
 
 
 def _sharded_places(database: Any) -> Iterator[tuple[int, int, ShardColumns]]:
-    """Yield (owner, line, fields of all shards) of each sharded place, in the order of writing."""
+    """Yield (owner, line, fields of all shards) of each sharded place, in the order of the rows."""
     lists = ", ".join(f'list(r."{name}" ORDER BY r.rank)' for name in _SHARD_COLUMNS)
     count, ranks = database.execute(
         "SELECT count(*), max(ranks) FROM places WHERE sharded"
@@ -189,24 +191,20 @@ def _warn_of_different_replicas(database: Any, ranks: list[int], warn: Warn) -> 
 # -- rows
 
 
-def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, leave_out: Warn) -> None:
-    """Write the rows of the owners; rows of shards become rows of the whole tensor."""
+def _merged_rows(database: Any, ranks: Mapping[int, Path], leave_out: Warn) -> Iterator[Row]:
+    """Yield the rows of the owners; rows of shards become rows of the whole tensor."""
     sharded = _sharded_places(database)
     next_sharded = next(sharded, None)
     incomplete: list[Row] = []
-    with open(target, "w", encoding="utf-8") as file:
-        for rank_index, path in enumerate(ranks.values()):
-            owned_lines = _owned_lines(database, rank_index)
-            for line, row in _rows_at(path, owned_lines):
-                if next_sharded is not None and next_sharded[:2] == (rank_index, line):
-                    is_complete = _make_whole(row, next_sharded[2])
-                    next_sharded = next(sharded, None)
-                    if not is_complete:
-                        incomplete.append(row)
-                        continue
-                fields = _with_unique_numbers(row, rank_index)
-                spelled = {name: json_safe(value) for name, value in fields.items()}
-                file.write(json.dumps(spelled) + "\n")
+    for rank_index, path in enumerate(ranks.values()):
+        for line, row in _owned_rows(database, rank_index, path):
+            if next_sharded is not None and next_sharded[:2] == (rank_index, line):
+                is_complete = _make_whole(row, next_sharded[2])
+                next_sharded = next(sharded, None)
+                if not is_complete:
+                    incomplete.append(row)
+                    continue
+            yield _with_unique_numbers(row, rank_index)
     if incomplete:
         first = incomplete[0]
         leave_out(
@@ -214,24 +212,6 @@ def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, leave_ou
             "missing (is a rank's recording missing?); the first is "
             f"{first['module'] or first.get('model')} {first['tensor']}"
         )
-
-
-def _rows_at(path: Path, wanted_lines: Iterator[int]) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, row) of these lines; the numbers ascend, and blank lines do not count."""
-    wanted = next(wanted_lines, None)
-    if wanted is None:
-        return
-    with open_once(path) as file:
-        for line, text in enumerate((text for text in file if text.strip()), 1):
-            if line != wanted:
-                continue
-            row = parse_line(text)
-            if isinstance(row, str):
-                raise RecordingError(f"{path}: record {line} {row}")
-            yield line, row
-            wanted = next(wanted_lines, None)
-            if wanted is None:
-                return
 
 
 def _make_whole(row: Row, shards: ShardColumns) -> bool:

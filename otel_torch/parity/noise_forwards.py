@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from otel_torch.parity.forwards import ForwardRows, iterate_forwards, read_parameters
-from otel_torch.parity.loaded_recording import LoadedRecording, Warn, module_paths
+from otel_torch.parity.loaded_recording import LoadedRecording, module_paths
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.noise import dtypes_by_module
+from otel_torch.parity.recording_source import RecordingSource, Warn
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.metadata import describe_early_end, read_metadata
+from otel_torch.recording.metadata import describe_early_end
 from otel_torch.recording.reader import RecordingError
 
 # how many forwards under noise are skipped to find one of the reference
@@ -22,7 +22,7 @@ class NoiseForwards:
     """The forwards of the reference under noise, in the same order.
 
     Args:
-        path: The noise recording, or None.
+        source: The noise recording, or None.
         recordings: The two compared recordings.
         read: Called with the number of bytes of each batch.
 
@@ -36,7 +36,7 @@ class NoiseForwards:
 
     def __init__(
         self,
-        path: Path | None,
+        source: RecordingSource | None,
         recordings: Sides[LoadedRecording],
         warn: Warn,
         read: Callable[[int], None],
@@ -45,18 +45,18 @@ class NoiseForwards:
         self.dtypes: dict[ModulePath, set[str]] = {}
         self._waiting: deque[ForwardRows] = deque()
         self._forwards: Iterator[ForwardRows] = iter(())
-        if path is not None:
-            meta = read_metadata(path, warn)
-            for warning in describe_early_end(path, meta):
+        if source is not None:
+            meta = source.metadata(warn)
+            for warning in describe_early_end(source.path, meta):
                 warn(warning)
             if _is_of_port(module_paths(meta), recordings):
                 raise RecordingError(
-                    f"{path}: is a recording of the port ({recordings.port.path}); --noise takes "
-                    "the reference, recorded again"
+                    f"{source}: is a recording of the port ({recordings.port.source}); --noise "
+                    "takes the reference, recorded again"
                 )
-            self.dtypes = dtypes_by_module(read_parameters(path, meta))
+            self.dtypes = dtypes_by_module(read_parameters(source, meta))
             self._forwards = iterate_forwards(
-                path,
+                source,
                 recordings.reference.kinds,
                 warn,
                 read,

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from otel_torch.parity.call_graph import Parameter, build_program
 from otel_torch.parity.correspondence import Correspondence
 from otel_torch.parity.forwards import ForwardRows
-from otel_torch.parity.loaded_recording import LoadedRecording, Warn
+from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.modules_by_values import pair_by_values
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarsest_dtypes
 from otel_torch.parity.parameters import ParameterPair, pair_parameters, tensor_key
+from otel_torch.parity.recording_source import Warn
 from otel_torch.parity.resolve_map import resolve_map
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import BrokenExecutor
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from otel_torch.parity.finding import Report
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.recording.reader import RecordingError
 
 Progress = Callable[[str], None]
@@ -35,16 +35,21 @@ class RankPair(NamedTuple):
     """The recordings of one rank. name: How messages call it."""
 
     name: str
-    reference: Path
-    port: Path
-    noise: Path | None
+    reference: RecordingSource
+    port: RecordingSource
+    noise: RecordingSource | None
 
 
 class CompareRank(Protocol):
     """Compares two recordings. It can be pickled: a function of a module, or `partial` of one."""
 
     def __call__(
-        self, reference: Path, port: Path, *, noise: Path | None, progress: Progress
+        self,
+        reference: RecordingSource,
+        port: RecordingSource,
+        *,
+        noise: RecordingSource | None,
+        progress: Progress,
     ) -> Report: ...
 
 
@@ -64,14 +69,12 @@ def compare_pairs(
     pairs: Sequence[RankPair],
     compare_rank: CompareRank,
     progress: Progress,
-    temporary: Path,
     on: str | None = None,
     workers: int | None = None,
 ) -> Generator[Report]:
     """Yield the report of each pair, in order.
 
     Args:
-        temporary: A folder for temporary files, which the caller removes.
         on: `ray`, or the address of a Ray cluster; by default processes of this machine.
         workers: How many processes; 1 is this one alone. By default, one for each core if starting
             them is worth it.
@@ -80,7 +83,7 @@ def compare_pairs(
         RecordingError: A file cannot be read, or a process was killed.
         ValueError: There is no such cluster.
     """
-    executor = _executor(pairs, on, workers, temporary)
+    executor = _executor(pairs, on, workers)
     if executor is None:
         for pair in pairs:
             yield compare_rank(pair.reference, pair.port, noise=pair.noise, progress=progress)
@@ -111,9 +114,11 @@ def _compare(compare_rank: CompareRank, pair: RankPair) -> Report:
 
 
 def _executor(
-    pairs: Sequence[RankPair], on: str | None, workers: int | None, temporary: Path
+    pairs: Sequence[RankPair], on: str | None, workers: int | None
 ) -> RankExecutor | None:
-    """Return what compares the pairs; None for this process."""
+    """Return what compares the pairs; None for this process, which alone has what it made."""
+    if len(pairs) < 2:
+        return None
     if on is not None and workers is None:
         from otel_torch.parity.ray_executor import RayExecutor
 
@@ -122,7 +127,7 @@ def _executor(
     if count < 2:
         return None
     try:
-        return ProcessExecutor(count, temporary)
+        return ProcessExecutor(count)
     except (ImportError, OSError):
         return None
 
@@ -135,20 +140,18 @@ def _cores() -> Sequence[int]:
 
 
 def _is_worth_it(pairs: Sequence[RankPair]) -> bool:
-    size = sum(path.stat().st_size for pair in pairs for path in (pair.reference, pair.port))
+    size = sum(source.size for pair in pairs for source in (pair.reference, pair.port))
     return len(pairs) * _RANK_S + size / _BYTES_PER_S > 2 * _START_S
 
 
 class ProcessExecutor:
     """Worker processes on this machine. `multiprocessing` would run the user's script again."""
 
-    def __init__(self, workers: int, temporary: Path) -> None:
+    def __init__(self, workers: int) -> None:
         from loky import ProcessPoolExecutor
 
         self.workers = workers
-        self._pool = ProcessPoolExecutor(
-            workers, initializer=_prepare_process, env={"TMPDIR": str(temporary)}
-        )
+        self._pool = ProcessPoolExecutor(workers, initializer=_prepare_process)
 
     def submit(self, function: Callable[..., Report], *arguments: object) -> Any:
         """Begin a call."""

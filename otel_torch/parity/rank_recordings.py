@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from otel_torch.parity.merge_shards import merge_shards
+from otel_torch.parity.recording_source import RecordingSource, Warn
 from otel_torch.recording.input_file import open_once, require_regular_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.recordings_folder import holds_none, recordings_in
-
-Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +19,27 @@ class RankRecording:
     """A recording to compare. rank: None if it covers all ranks, or if there is only one."""
 
     rank: int | None
-    path: Path
+    source: RecordingSource
 
 
-def find_recordings(
-    path: str | Path, temporary: Path, warn: Warn, leave_out: Warn | None = None
-) -> list[RankRecording]:
+def find_recordings(path: Path, warn: Warn, leave_out: Warn) -> list[RankRecording]:
     """Return the recordings of a path.
 
     A file is one recording. A folder has one for each rank; if the ranks recorded shards of
-    tensors, they are merged into a single recording in `temporary`.
+    tensors, they are merged into a single recording.
 
     Raises:
         RecordingError: If the folder holds no recordings, or one without a rank.
     """
-    path = Path(path)
     if not path.is_dir():
-        return [RankRecording(None, path)]
+        return [RankRecording(None, RecordingSource(path))]
     ranks = recordings_by_rank(path)
-    if len(ranks) == 1:
-        return [RankRecording(None, recording) for recording in ranks.values()]
-    if not any(map(_has_shards, ranks.values())):
-        return [RankRecording(rank, recording) for rank, recording in ranks.items()]
-    return [RankRecording(None, merge_shards(path, ranks, temporary, warn, leave_out or warn))]
+    if len(ranks) > 1 and any(map(_has_shards, ranks.values())):
+        return [RankRecording(None, merge_shards(path, ranks, warn, leave_out))]
+    return [
+        RankRecording(rank if len(ranks) > 1 else None, RecordingSource(recording))
+        for rank, recording in ranks.items()
+    ]
 
 
 def pair_ranks(

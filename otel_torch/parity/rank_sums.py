@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from otel_torch.parity.call_graph import Sketch
 from otel_torch.parity.finding import Cause, Finding
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.row_batches import RowKinds, iterate_batches
+from otel_torch.recording.row_batches import RowKinds
 
 _Place = tuple[str | None, str | None, str | None, str | None, int, int | None, int]
 
 
-def name_partial_sum(finding: Finding, ranks: Sequence[Sides[Path]]) -> Finding:
+def name_partial_sum(finding: Finding, ranks: Sequence[Sides[RecordingSource]]) -> Finding:
     """Return a finding that all ranks have, with its cause if each rank has a term of a sum."""
     if finding.kind != "value" or not finding.side == finding.port_side == "output":
         return finding
     place, port_place = _places(finding)
-    wholes = [_sketch_at(paths.reference, place) for paths in ranks]
-    terms = [_sketch_at(paths.port, port_place) for paths in ranks]
+    wholes = [_sketch_at(sources.reference, place) for sources in ranks]
+    terms = [_sketch_at(sources.port, port_place) for sources in ranks]
     known, parts = [w for w in wholes if w is not None], [t for t in terms if t is not None]
     if not len(known) == len(parts) == len(ranks) or len({s.shape for s in known + parts}) > 1:
         return finding
@@ -52,11 +52,11 @@ def _places(finding: Finding) -> Sides[_Place]:
     )
 
 
-def _sketch_at(path: Path, place: _Place) -> Sketch | None:
+def _sketch_at(source: RecordingSource, place: _Place) -> Sketch | None:
     """Return the sketch of a row; that of a value stands with the first row that has it."""
     model, module, tensor, phase, loop, step, call = place
     kinds, sketches = RowKinds(), dict[float, bytes]()
-    for batch in iterate_batches(path, kinds):
+    for batch in source.batches(kinds):
         positions = np.maximum(batch.places, 0)  # loop and call may be absent
         in_step = (positions[:, 0] == loop) & (positions[:, 1] == step)
         for number, index in enumerate(batch.sketched.tolist()):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.explain import explain_ranks
-from otel_torch.parity.layouts.one_recording import write_one_recording
+from otel_torch.parity.layouts.one_recording import make_one_recording
 from otel_torch.parity.layouts.stored_parts import with_wrong_positions
 from otel_torch.parity.operations.compare_operations import compare_operations, hold_operations
 from otel_torch.parity.rank_executor import CompareRank, Progress, RankPair, compare_pairs
@@ -23,8 +21,8 @@ from otel_torch.parity.rank_recordings import (
     recordings_by_rank,
 )
 from otel_torch.parity.rank_sums import name_partial_sum
+from otel_torch.parity.recording_source import RecordingSource, Warn
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.temporary_files import compare_temporary_files
 
 
 def compare_ranks(
@@ -49,52 +47,33 @@ def compare_ranks(
         workers: How many processes compare ranks; 1 if `compare_rank` cannot be pickled.
         tensors: Where whole tensors are, None for where the runs put them.
     """
+    if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
+        return _compare_with_one_process(
+            reference, port, ranks, noise, compare_rank, progress, tensors
+        )
     warnings: list[str] = []
     uncompared: list[str] = []
     reports: list[tuple[int | None, Report]] = []
     leading: Report | None = None
-    with ExitStack() as stack:
-        folder = tempfile.TemporaryDirectory(prefix="otel-torch-ranks-")
-        temporary = Path(stack.enter_context(folder))
-        if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
-            return _compare_with_one_process(
-                reference, port, ranks, noise, temporary, compare_rank, progress, tensors
-            )
-        references = find_recordings(reference, temporary, warnings.append, uncompared.append)
-        ports = find_recordings(port, temporary, warnings.append, uncompared.append)
-        warn = warnings.append
-        noises = find_recordings(noise, temporary, warn, warn) if noise is not None else []
-        parts = pair_ranks(references, ports, uncompared.append)
-        pairs = []
-        for reference_part, port_part in parts:
-            rank = reference_part.rank
-            noise_path = _noise_of(rank, noises)
-            if noise is not None and noise_path is None:
-                warnings.append(
-                    f"{noise}: has no recording of rank {rank}, which is compared without noise"
-                )
-            name = "the ranks" if rank is None else f"rank {rank}"
-            pairs.append(RankPair(name, reference_part.path, port_part.path, noise_path))
-        compared = compare_pairs(pairs, compare_rank, progress, temporary, on, workers)
-        stack.enter_context(closing(compared))
-        for reference_part, port_part in parts:
-            given = {
-                part.path: path
-                for part, path in ((reference_part, reference), (port_part, port))
-                if part.rank is None
-            }
-            report = compare_temporary_files(partial(next, compared), given)
-            reports.append((reference_part.rank, report))
+    warn = warnings.append
+    references = find_recordings(reference, warn, uncompared.append)
+    ports = find_recordings(port, warn, uncompared.append)
+    noises = [] if noise is None else find_recordings(noise, warn, warn)
+    parts = pair_ranks(references, ports, uncompared.append)
+    pairs = []
+    for part, port_part in parts:
+        name = "the ranks" if part.rank is None else f"rank {part.rank}"
+        own_noise = _noise_of(part.rank, noise, noises, warn)
+        pairs.append(RankPair(name, part.source, port_part.source, own_noise))
+    with closing(compare_pairs(pairs, compare_rank, progress, on, workers)) as compared:
+        for (part, _), report in zip(parts, compared, strict=True):
+            reports.append((part.rank, report))
             leading = _keep_pairs_of_one(leading, report)
-        merged = _merge_reports(reports)
-        if len(parts) > 1 and _have_one_first([report for _, report in reports]):
-            paths = [Sides(reference.path, port.path) for reference, port in parts]
-            _replace_first(merged, lambda finding: name_partial_sum(finding, paths))
-    merged.reference, merged.port = str(reference), str(port)
-    merged.warnings[:0] = [*warnings, *uncompared]
-    merged.uncompared[:0] = uncompared
-    merged.judge_whole()
-    return merged
+    merged = _merge_reports(reports)
+    if len(parts) > 1 and _have_one_first([report for _, report in reports]):
+        sources = [Sides(pair.reference, pair.port) for pair in pairs]
+        _replace_first(merged, lambda finding: name_partial_sum(finding, sources))
+    return _of_whole(merged, reference, port, warnings, uncompared)
 
 
 def _compare_with_one_process(
@@ -102,37 +81,50 @@ def _compare_with_one_process(
     port: Path,
     ranks: dict[int, Path],
     noise: Path | None,
-    temporary: Path,
     compare_rank: CompareRank,
     progress: Progress,
     tensors: Sides[Path] | None,
 ) -> Report:
     """Compare one process with the ranks of a model that is split over them."""
-    first, *others = ranks.values()
-    if hold_operations(Sides(reference, first)):
-        return compare_temporary_files(
-            partial(compare_operations, Sides(reference, first), noise, progress, others),
-            {first: port},
-        )
-    compare_two = partial(compare_rank, noise=noise, progress=progress)
     warnings: list[str] = []
     uncompared: list[str] = []
-    one = write_one_recording(reference, port, ranks, temporary, warnings.append, uncompared.append)
-    report = compare_temporary_files(partial(compare_two, reference, one.path), {one.path: port})
-    explain_ranks(report, one)
-    _replace_first(report, lambda finding: with_wrong_positions(finding, reference, ranks, tensors))
+    warn = warnings.append
+    noises = [] if noise is None else find_recordings(noise, warn, warn)
+    own_noise = _noise_of(None, noise, noises, warn)
+    one_process, (first, *others) = RecordingSource(reference), map(RecordingSource, ranks.values())
+    if hold_operations(Sides(one_process, first)):
+        report = compare_operations(Sides(one_process, first), own_noise, progress, others)
+    else:
+        one = make_one_recording(reference, port, ranks, warn, uncompared.append)
+        report = compare_rank(one_process, one.recording, noise=own_noise, progress=progress)
+        explain_ranks(report, one)
+        _replace_first(
+            report, lambda finding: with_wrong_positions(finding, reference, ranks, tensors)
+        )
+    return _of_whole(report, reference, port, warnings, uncompared)
+
+
+def _of_whole(
+    report: Report, reference: Path, port: Path, warnings: list[str], uncompared: list[str]
+) -> Report:
+    """Return the report of all ranks, with what was said before they were compared."""
+    report.reference, report.port = str(reference), str(port)
     report.warnings[:0] = [*warnings, *uncompared]
     report.uncompared[:0] = uncompared
     report.judge_whole()
     return report
 
 
-def _noise_of(rank: int | None, noises: list[RankRecording]) -> Path | None:
+def _noise_of(
+    rank: int | None, noise: Path | None, noises: list[RankRecording], warn: Warn
+) -> RecordingSource | None:
     """Return the noise recording of a rank; a single one applies to all ranks."""
-    for noise in noises:
-        if noise.rank == rank:
-            return noise.path
-    return noises[0].path if len(noises) == 1 else None
+    for recording in noises:
+        if recording.rank == rank or len(noises) == 1:
+            return recording.source
+    if noise is not None:
+        warn(f"{noise}: has no recording of rank {rank}, which is compared without noise")
+    return None
 
 
 def _keep_pairs_of_one(leading: Report | None, report: Report) -> Report:

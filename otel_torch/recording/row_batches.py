@@ -37,7 +37,7 @@ from otel_torch.recording.row_schema import (
     decode_record,
     record_of,
 )
-from otel_torch.recording.rows import Row, parse_line
+from otel_torch.recording.rows import Row, parse_lines
 from otel_torch.recording.scanner import ScannedLines
 
 Floats = NDArray[np.float64]
@@ -276,9 +276,7 @@ class RowBatch:
         """
         if self.parsed is not None:
             return self.parsed[start:stop]
-        parsed = list(map(parse_line, self.lines.between(start, stop)))
-        rows = [row for row in parsed if isinstance(row, dict)]
-        return rows if len(rows) == len(parsed) else self.lines.parse(start, stop)
+        return parse_lines(self.lines.between(start, stop)) or self.lines.parse(start, stop)
 
 
 def iterate_batches(

@@ -10,17 +10,22 @@ they are, within a limit of nesting.
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 
+from otel_torch.records import json_safe
+
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 # the largest that a double holds exactly, because comparisons keep such numbers in its arrays
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 # NaN and Inf are text; so is what FastVideo's own trace writes for a statistic that failed
 Number = float | str | None
+_LARGEST = sys.float_info.max
+Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | None
 Count = Integer | str | None
 Sizes = tuple[Integer, ...] | str | None
 Integers = tuple[Integer, ...] | None
@@ -110,16 +115,16 @@ class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
 
 
 class FiniteRow(RowRecord, gc=False, rename={"cls": "class"}):
-    """A row whose statistics are all numbers."""
+    """A row whose statistics are all finite numbers."""
 
-    abs_mean: float | None = None
-    sum: float | None = None
-    min: float | None = None
-    max: float | None = None
-    mean: float | None = None
-    std: float | None = None
-    rms: float | None = None
-    l2: float | None = None
+    abs_mean: Finite = None
+    sum: Finite = None
+    min: Finite = None
+    max: Finite = None
+    mean: Finite = None
+    std: Finite = None
+    rms: Finite = None
+    l2: Finite = None
 
 
 # what a message calls each type
@@ -176,8 +181,15 @@ def have_unknown_fields(rows: Iterable[dict[str, Any]]) -> bool:
 
 def record_of(row: dict[str, Any]) -> RowRecord:
     """Return a row as a record. Raises one of `UNREADABLE` if a field has another type."""
-    fields = {name: value for name, value in row.items() if value is not None or name == "step"}
-    return msgspec.convert(fields, RowRecord)
+    try:
+        return msgspec.convert(row, FiniteRow)
+    except UNREADABLE:
+        fields = {
+            name: json_safe(value)
+            for name, value in row.items()
+            if value is not None or name == "step"
+        }
+        return msgspec.convert(fields, RowRecord)
 
 
 def describe_fault(row: Any) -> str:

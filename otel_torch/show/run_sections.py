@@ -18,12 +18,11 @@ from otel_torch.show.selection import (
     describe_losses,
     describe_outcome,
     origin_of_nonfinite,
-    row_location,
 )
 from otel_torch.show.traces import Span
 from otel_torch.show.training.trouble import first_nonfinite
 
-OPEN_ROWS, MAX_ROWS = 10, 500  # of a table: seen at once, and in total
+FIRST_BAD, MAX_ROWS = 10, 500  # tensors with NaN or Inf, and rows of another table
 
 
 @dataclass(slots=True)
@@ -162,10 +161,11 @@ def nonfinite_section(run: Run, grid: Grid, position_of: dict[int, int]) -> list
     columns = [
         name
         for name in ("model", "module", "tensor", "phase", "branch", "loop", "step", "call")
-        if name in ("module", "step") or any(bad.first.get(name) is not None for bad in tensors)
+        if name in ("module", "step")
+        or any(bad.first.get(name) not in (None, 0, "forward") for bad in tensors)
     ]
     rows = []
-    for row, (first, records) in list(bad.items())[:MAX_ROWS]:
+    for row, (first, records) in list(bad.items())[:FIRST_BAD]:
         location = [code(_location_cell(name, first.get(name))) for name in columns]
         location[columns.index("module")] = _tensor_link(
             location[columns.index("module")], position_of.get(row), run.number
@@ -174,18 +174,12 @@ def nonfinite_section(run: Run, grid: Grid, position_of: dict[int, int]) -> list
     header = [*columns, "elements", "records"]
     lines = [
         f"<h2>NaN and Inf{of}</h2>",
-        f'<p class="introduced">First NaN or Inf: {escaped(row_location(tensors[0].first))}</p>',
-        '<p class="faint">Each tensor with NaN or Inf, in the order of the recording, at its '
+        '<p class="faint">The tensors with NaN or Inf, in the order of the recording, at their '
         "first such record. A module's name shows it below.</p>",
-        f'<div class="wide">{html_table(header, rows[:OPEN_ROWS], numbers=2)}</div>',
+        f'<div class="wide">{html_table(header, rows, numbers=2)}</div>',
     ]
-    if len(rows) > OPEN_ROWS:
-        lines.append(
-            f"<details><summary>{len(tensors) - OPEN_ROWS:,} more</summary>"
-            f'<div class="wide">{html_table(header, rows[OPEN_ROWS:], numbers=2)}</div></details>'
-        )
-    if len(tensors) > MAX_ROWS:
-        lines.append(f'<p class="faint">{len(tensors) - MAX_ROWS:,} of them are left out.</p>')
+    if more := len(tensors) - len(rows):
+        lines.append(f'<p class="faint">{more:,} more have a cross below.</p>')
     return lines
 
 

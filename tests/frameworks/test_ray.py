@@ -18,6 +18,7 @@ import pytest
 import otel_torch
 from otel_torch.parity.finding import Report
 from otel_torch.parity.rank_executor import RankPair, compare_pairs
+from otel_torch.parity.recording_source import RecordingSource
 from tests.support import PROGRAMS, run_python
 
 pytestmark = pytest.mark.frameworks
@@ -68,12 +69,14 @@ def test_the_report_of_a_cluster_is_that_of_this_machine(
     assert texts[-1] == f"{RANKS} of {RANKS} ranks compared"
 
 
-def compare_slowly(reference: Path, port: Path, *, noise: Path | None, progress: Any) -> Report:
+def compare_slowly(
+    reference: RecordingSource, port: RecordingSource, *, noise: None, progress: Any
+) -> Report:
     """Leave a file with the name of its node when it begins, and take a while."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    (port / f"{reference.name}-{node}").touch()
+    (port.path / f"{reference}-{node}").touch()
     time.sleep(2)
     return Report("match", reference=str(reference))
 
@@ -85,7 +88,8 @@ def test_the_tasks_of_a_lost_node_run_again(
 
     root = str(Path(__file__).parents[2])
     ray.init(cluster.address, runtime_env={"env_vars": {"PYTHONPATH": root}}, log_to_driver=False)
-    pairs = [RankPair(f"rank {n}", Path(f"ref{n}"), tmp_path, None) for n in range(6)]
+    port = RecordingSource(tmp_path)
+    pairs = [RankPair(f"rank {n}", RecordingSource(Path(f"ref{n}")), port, None) for n in range(6)]
 
     def lose_a_node() -> None:
         lost = cluster.computing[0]
@@ -95,7 +99,7 @@ def test_the_tasks_of_a_lost_node_run_again(
 
     losing = threading.Thread(target=lose_a_node)
     losing.start()
-    reports = list(compare_pairs(pairs, compare_slowly, print, tmp_path, on="ray"))
+    reports = list(compare_pairs(pairs, compare_slowly, print, on="ray"))
     losing.join()
     assert [report.reference for report in reports] == [f"ref{n}" for n in range(6)]
     assert len(list(tmp_path.iterdir())) > 6  # what the lost node had begun, once more

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import otel_torch
 from otel_torch import recorder
 from otel_torch.parity.forwards import iterate_forwards
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.recording.row_batches import RowKinds
 from tests.parity.small_models import WIDTH, Reference
 from tests.support import recording_to
@@ -136,7 +137,7 @@ def test_modules_outside_the_tree_do_not_cut_a_forward(
         for name, model in (("reference", reference), ("port", port))
     ]
     for recording in recordings:
-        assert len(list(iterate_forwards(recording, RowKinds()))) == 2
+        assert len(list(iterate_forwards(RecordingSource(recording), RowKinds()))) == 2
     clean = otel_torch.diff(*recordings)
     assert (clean.verdict, clean.introduced) == ("match", [])
     assert clean.pairs > 160
@@ -175,7 +176,8 @@ def test_models_that_run_one_after_the_other_stay_forwards_of_their_own(tmp_path
         for _ in range(2):
             x = model(x)
         decoder(x)
-    forwards = list(iterate_forwards(without(path, "order", "parent"), RowKinds()))
+    source = RecordingSource(without(path, "order", "parent"))
+    forwards = list(iterate_forwards(source, RowKinds()))
     assert [(forward.model, forward.step) for forward in forwards] == [
         ("Linear", 0), ("Reference", 0), ("Reference", 1), ("Sequential", 0),
     ]  # fmt: skip

@@ -17,10 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from otel_torch.cli.main import main
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
-from otel_torch.parity.one_model import write_models
+from otel_torch.parity.one_model import one_model
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.text import render_text
-from otel_torch.parity.sides import Sides
 from tests.parity.tokens.test_tokens import (
     IDS,
     QWEN,
@@ -34,7 +34,7 @@ from tests.parity.tokens.test_tokens import (
     whole,
 )
 from tests.programs.packed_engine import ServingEngine
-from tests.support import PROGRAMS, lines, metadata, recording_to, run_python
+from tests.support import PROGRAMS, recording_to, run_python
 
 MODELS = "Teacher", "Port"
 LLAMA = LlamaForCausalLM, LlamaConfig
@@ -90,18 +90,16 @@ def test_a_fault_of_the_port_is_named(
 
 def test_each_model_has_the_sketches_of_what_both_were_given(clean: Path) -> None:
     """A recording has the sketch of a tensor once, be it an input or a parameter of both."""
-    with write_models(Sides(clean, clean), None, Sides(*MODELS)) as written:
-        for path, model in zip(written.sides, MODELS, strict=True):
-            rows = lines(path)
-            assert {row["model"] for row in rows} == {model}
-            assert set(metadata(path)["models"]) == {model}
-            first = {row["value"]: row for row in reversed(rows)}
-            bare = [(row["module"], row["tensor"]) for row in first.values() if "sketch" not in row]
-            assert bare == []
-        (stem,) = (
-            row for row in rows if (row["module"], row["tensor"]) == ("stem", "param.weight")
-        )
-        assert "row_sketch" in stem
+    for model in MODELS:
+        made = one_model(RecordingSource(clean), model, lambda warning: None)
+        rows = list(made.rows())
+        assert {row["model"] for row in rows} == {model}
+        assert set(made.metadata()["models"]) == {model}
+        first = {row["value"]: row for row in reversed(rows)}
+        bare = [(row["module"], row["tensor"]) for row in first.values() if "sketch" not in row]
+        assert bare == []
+    (stem,) = (row for row in rows if (row["module"], row["tensor"]) == ("stem", "param.weight"))
+    assert "row_sketch" in stem
 
 
 def test_one_run_is_told_to_be_recorded_again_once(tmp_path: Path) -> None:

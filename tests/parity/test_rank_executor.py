@@ -16,6 +16,7 @@ from otel_torch.parity import rank_executor
 from otel_torch.parity.bitwise import compare_bitwise
 from otel_torch.parity.compare import compare
 from otel_torch.parity.rank_executor import RankPair, compare_pairs
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.recording.reader import RecordingError
 from tests.support import run_python
 
@@ -94,7 +95,8 @@ def test_what_learns_from_rank_to_rank_is_compared_here(folders, in_processes, t
 
 
 def test_two_small_ranks_start_no_process(folders, monkeypatch):
-    pair = RankPair("rank 0", *(folder / "run.rank0.jsonl" for folder in folders), None)
+    sources = (RecordingSource(folder / "run.rank0.jsonl") for folder in folders)
+    pair = RankPair("rank 0", *sources, None)
     assert not rank_executor._is_worth_it([pair] * 2)
     assert rank_executor._is_worth_it([pair] * 1000)
 
@@ -122,7 +124,10 @@ def test_the_first_broken_rank_is_the_error(folders, in_processes, tmp_path):
 
 
 def _pairs(count: int) -> list[RankPair]:
-    return [RankPair(f"rank {n}", Path(f"ref{n}"), Path(f"port{n}"), None) for n in range(count)]
+    source = [
+        [RecordingSource(Path(f"{side}{n}")) for side in ("ref", "port")] for n in range(count)
+    ]
+    return [RankPair(f"rank {n}", *sides, None) for n, sides in enumerate(source)]
 
 
 def die(reference, port, *, noise, progress):
@@ -136,7 +141,7 @@ def wait(reference, port, *, noise, progress):
 
 def note(reference, port, *, noise, progress):
     """Leave a file for each pair that was begun."""
-    Path(os.environ["TMPDIR"], reference).touch()
+    Path(os.environ["TMPDIR"], str(reference)).touch()
     from otel_torch.parity.finding import Report
 
     print("this must not come between the reports")
@@ -144,14 +149,15 @@ def note(reference, port, *, noise, progress):
 
 
 @pytest.fixture
-def importable(monkeypatch):
-    """Let other processes import this module."""
+def importable(monkeypatch, tmp_path):
+    """Let other processes import this module, and leave their files here."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 def test_a_process_that_is_killed_is_one_line(importable, tmp_path):
     with pytest.raises(RecordingError) as error:
-        list(compare_pairs(_pairs(4), die, lambda text: None, tmp_path, workers=2))
+        list(compare_pairs(_pairs(4), die, lambda text: None, workers=2))
     assert str(error.value) == (
         "ref0: the process that compared rank 0 or a rank beside it was killed; "
         "is there enough memory?"
@@ -159,7 +165,7 @@ def test_a_process_that_is_killed_is_one_line(importable, tmp_path):
 
 
 def test_few_reports_wait_for_who_asks_for_them(importable, tmp_path):
-    reports = compare_pairs(_pairs(40), note, lambda text: None, tmp_path, workers=2)
+    reports = compare_pairs(_pairs(40), note, lambda text: None, workers=2)
     first = next(reports)
     assert first.reference == "ref0"
     most = 2 * rank_executor.WAITING
@@ -168,7 +174,7 @@ def test_few_reports_wait_for_who_asks_for_them(importable, tmp_path):
 
 
 def test_processes_end_when_nobody_asks_any_more(importable, tmp_path, in_processes):
-    reports = compare_pairs(_pairs(40), note, lambda text: None, tmp_path)
+    reports = compare_pairs(_pairs(40), note, lambda text: None)
     next(reports)
     (executor,) = in_processes
     processes = list(executor._pool._processes.values())
@@ -181,14 +187,14 @@ def test_an_interrupt_ends_all_processes(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from pathlib import Path
 import tests.parity.test_rank_executor as here
 from otel_torch.parity.rank_executor import compare_pairs
 def progress(text):
     print(text, flush=True)
-list(compare_pairs(here._pairs(4), here.wait, progress, Path({str(tmp_path)!r}), workers=2))
+list(compare_pairs(here._pairs(4), here.wait, progress, workers=2))
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment, start_new_session=True,

@@ -51,11 +51,11 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_path):
+def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder):
     warnings: list[str] = []
-    (part,) = find_recordings(folder / "sharded", tmp_path, warnings.append)
+    (part,) = find_recordings(folder / "sharded", warnings.append, warnings.append)
     assert part.rank is None and warnings == []
-    alone, together = load_recording(folder / "reference.jsonl"), load_recording(part.path)
+    alone, together = load_recording(folder / "reference.jsonl").rows, list(part.source.rows())
     names = (
         "module",
         "tensor",
@@ -78,10 +78,10 @@ def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_p
         ("blocks.1.down", "param.weight"),
         ("blocks.1.up", "out"),
     } <= spread
-    assert [[row[name] for name in names] for row in together.rows] == [
-        [row[name] for name in names] for row in alone.rows
+    assert [[row[name] for name in names] for row in together] == [
+        [row[name] for name in names] for row in alone
     ]
-    for expected, actual in zip(alone.rows, together.rows, strict=True):
+    for expected, actual in zip(alone, together, strict=True):
         scale = expected["abs_mean"] * expected["numel"] ** 0.5
         for name in ("abs_mean", "min", "max", "mean", "std", "l2"):
             assert actual.get(name) == pytest.approx(expected.get(name), rel=1e-5, abs=1e-6), (
@@ -124,6 +124,16 @@ def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
     )
 
 
+def test_a_rank_that_was_killed_in_its_last_line_is_merged_without_it(folder, tmp_path):
+    port = shutil.copytree(folder / "sharded", tmp_path / "port")
+    path = port / "run.rank1.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    report = compare(folder / "sharded", port)
+    assert report.verdict == "partial"
+    (line,) = report.uncompared
+    assert line.startswith(f"{path}: line 82 was cut off and is skipped")
+
+
 def replicated_reference(folder: Path, copies: Path) -> Path:
     """Write the recording of the one process as those of all ranks."""
     copies.mkdir()
@@ -139,7 +149,7 @@ def test_pairs_of_one_rank_alone_are_kept(folder, tmp_path):
     reports: list[Report] = []
 
     def compare_rank(reference, port, *, noise, progress):
-        reports.append(compare(reference, port, noise=noise))
+        reports.append(compare(reference.path, port.path, noise=noise))
         return reports[-1]
 
     right = replicated_reference(folder, tmp_path / "right")

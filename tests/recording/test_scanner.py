@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from otel_torch.parity.compare import compare
@@ -67,7 +68,7 @@ def contents(path: Path) -> Contents:
                         repr(statistics[:, row].tolist()),
                         batch.order[row].tolist(),
                         sketches.get(row),
-                        repr(batch.record(row)),
+                        repr(msgspec.structs.astuple(batch.record(row))),
                         repr(batch.rows(row, row + 1)),
                     )
                 )

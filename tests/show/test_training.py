@@ -138,6 +138,14 @@ def test_trouble_stands_below_the_heading(recording, capsys):
     assert trouble == "! loss became NaN at step 41, and in 2 more steps"
 
 
+def test_a_loss_that_ends_as_nan_is_not_trained(recording, capsys):
+    rows = values("loss", [1.0] * 9 + [math.nan]) + values("update_ratio", [0.1] * 10)
+    frozen = {"models": ["M"], "frozen": ["M:a.weight", "M:a.bias"]}
+    assert run(recording(*rows, meta={"ended_cleanly": True, "optimizers": [frozen]})) == 0
+    out = capsys.readouterr().out
+    assert "M does not train: its loss ends as NaN or Inf" in out and "2 parameters frozen" in out
+
+
 def test_every_model_is_named_where_there_are_several():
     rows = values("loss", [1.0, math.inf])
     other = [{**each, "model": "N", "mean": 1.0} for each in rows]
@@ -167,6 +175,14 @@ HALVED = [2.0 ** (40 - step // 4) for step in range(100)]
             "gradient norm spike at step 30: 50 times the median of the 20 steps before",
         ),
         (values("grad_norm", [1.0, math.inf]), "gradient norm became infinite at step 1"),
+        (
+            [
+                *values("loss", [1.0] * 9),
+                value("param_norm", 2, 1.0),
+                value("param_norm", 8, math.nan),
+            ],
+            "parameter norm became NaN at step 8 (not recorded since step 2)",
+        ),
         (
             values("dead", [0.2] * 5 + [0.95, 0.979, 0.979], "layers.0"),
             "97 % of the units of `layers.0` are dead, 90 % or more from step 5 on",

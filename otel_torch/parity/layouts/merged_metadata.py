@@ -1,21 +1,19 @@
-"""Write the metadata that one process would have written, of that of all ranks."""
+"""Make the metadata that one process would have written, of that of all ranks."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.numbering import Numbering
-from otel_torch.recording.metadata import metadata_path, read_metadata
+from otel_torch.recording.metadata import read_metadata
 
 Metadata = dict[str, Any]
 Warn = Callable[[str], None]
 
 
-def write_merged_metadata(
-    path: Path,
+def merge_metadata(
     reference: Path,
     ranks: dict[int, Path],
     numberings: dict[int, Numbering],
@@ -23,15 +21,16 @@ def write_merged_metadata(
     groups: int = 1,
     *,
     is_cut: bool = False,
-) -> int | None:
-    """Write the metadata of the first rank, with the modules and optimizers of all.
+) -> tuple[Metadata, int | None]:
+    """Return the metadata of the first rank, with the modules and optimizers of all.
 
     Args:
         is_cut: Whether a rank's file has fewer records than its run wrote.
         groups: Among how many groups of ranks the calls of one process are divided.
 
     Returns:
-        The first rank whose optimizers have other settings than the reference's, if not all have.
+        Also the first rank whose optimizers have other settings than the reference's, if not all
+        have.
     """
     metadata = {rank: read_metadata(recording, warn) for rank, recording in ranks.items()}
     first = next(iter(metadata.values()))
@@ -44,10 +43,9 @@ def write_merged_metadata(
     merged.pop("records_written", None)  # those of one rank
     if "optimizers" in first:
         merged["optimizers"] = _merge_optimizers(metadata, numberings)
-    metadata_path(path).write_text(json.dumps(merged), encoding="utf-8")
     expected = _settings(read_metadata(reference, lambda message: None))
     other = [rank for rank, entry in metadata.items() if _settings(entry) != expected]
-    return other[0] if 0 < len(other) < len(metadata) else None
+    return merged, other[0] if 0 < len(other) < len(metadata) else None
 
 
 def use_others_than_parameters(reference: Path, ranks: dict[int, Path]) -> bool:

@@ -1,4 +1,4 @@
-"""Write the recordings of ranks as the recording that one process would have made.
+"""Make the recordings of ranks the recording that one process would have made.
 
 The places of a step go through three passes: what do the ranks hold of each tensor, which sums are
 used before they are reduced, and what would one process have written. `diff` then compares the
@@ -7,10 +7,7 @@ result as it compares any other recording, and `explain` adds the ranks to what 
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,8 @@ from otel_torch.parity.layouts.judged_places import (
     judge_places,
 )
 from otel_torch.parity.layouts.merged_metadata import (
+    merge_metadata,
     use_others_than_parameters,
-    write_merged_metadata,
 )
 from otel_torch.parity.layouts.numbering import number_ranks
 from otel_torch.parity.layouts.padded_tables import PaddedTables
@@ -49,10 +46,10 @@ from otel_torch.parity.layouts.wrong_places import (
     WrongPlace,
     describe_wrong,
 )
+from otel_torch.parity.recording_source import MadeRecording, Warn
 from otel_torch.recording.rows import Row
-from otel_torch.records import FORWARD_PHASES, json_safe
+from otel_torch.records import FORWARD_PHASES
 
-Warn = Callable[[str], None]
 # wrong places that are kept; the first ones matter
 _MOST_WRONG = 5000
 # wrong places whose rank is searched for in those that follow
@@ -71,27 +68,21 @@ class OneRecording:
         only_rank: The rank of each place that a single one has.
     """
 
-    path: Path
+    recording: MadeRecording
     wrong: dict[PlaceKey, WrongPlace] = field(default_factory=dict)
     rank_of_settings: int | None = None
     only_rank: dict[PlaceKey, int] = field(default_factory=dict)
 
 
-def write_one_recording(
-    reference: Path,
-    folder: Path,
-    ranks: dict[int, Path],
-    temporary: Path,
-    warn: Warn,
-    leave_out: Warn,
+def make_one_recording(
+    reference: Path, folder: Path, ranks: dict[int, Path], warn: Warn, leave_out: Warn
 ) -> OneRecording:
-    """Write one recording of the recordings of several ranks.
+    """Make one recording of the recordings of several ranks.
 
     Args:
         reference: The recording of the same model in one process.
-        folder: The folder of the ranks, for its name.
+        folder: The folder of the ranks, for messages.
         ranks: Rank -> recording.
-        temporary: The folder to write to.
         warn: Called with a line for each problem.
         leave_out: Called with a line for what the ranks computed and is left out.
 
@@ -100,7 +91,7 @@ def write_one_recording(
     """
     cuts: list[str] = []
     numberings = number_ranks(reference, ranks)
-    one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
+    one = OneRecording(MadeRecording(folder))
     incomplete: list[Row] = []
     in_parts: list[Row] = []
     padded_ends: list[Row] = []
@@ -114,58 +105,54 @@ def write_one_recording(
     skipped = SkippedUpdates(ranks_that_skip(reference, ranks))
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     dealt, groups = find_dealt_calls(reference, ranks, numberings)
-    with open(one.path, "w", encoding="utf-8") as file:
-        steps = iterate_places(
-            reference if same_batches else None, ranks, numberings, dealt, cuts.append
-        )
-        for recorded in steps:
-            if skipped.step is not None:
-                leave_out(
-                    f"nothing was compared after step {skipped.step[1]}: rank {min(skipped.ranks)} "
-                    "does not update its parameters there, and counts its steps from another one"
-                )
-                break
-            places = skipped.undo(recorded)
-            judged = judge_places(places, len(ranks), passes, groups, in_order)
-            find_unscaled(judged, are_used_elsewhere)
-            if are_used_elsewhere:
-                expect_no_reduction(judged)
-            tied.learn(judged)
-            causes = equal_rows.find_causes(judged)
-            one.wrong |= describe_all_gradients(judged, causes)
-            rows_of_ranks = (row for place in places for row in place.ranks)
-            numbers = CallNumbers(rows_of_ranks, are_in_time=bool(dealt))
-            rows = []
-            for index, place in enumerate(judged):
-                if place.is_in_unknown_parts:
-                    # the reference has the norms of a tied weight, and its numbers, elsewhere
-                    if place.place.key[-2] != "train" and not tied.has(place):
-                        in_parts.append(place.rows[0].row)
-                    continue
-                biases.learn(place)
-                equal_parts.learn(place)
-                has_gradients |= place.place.key[-2] == "backward"
-                if place.is_padded_end:
-                    padded_ends.append(place.rows[0].row)
-                if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
-                    one.only_rank[place.place.key] = place.place.ranks[0].rank
-                row = _row_of(place, numbers)
-                if row is None:
-                    incomplete.append(place.place.ranks[0].row)
-                    continue
-                rows.append(row)
-                if place.is_notable and len(one.wrong) < _MOST_WRONG:
-                    wrong = _describe(judged, index, biases, len(one.wrong))
-                    if equal_parts.has(place) and wrong.says_equal_parts:
-                        wrong = WrongPlace(None, None, "")
-                    cause = causes.get(place.place.key)
-                    if cause is not None:
-                        wrong = WrongPlace(place.rows[0].rank, cause, "")
-                    one.wrong[place.place.key] = wrong
-            for row in _in_time(rows):
-                row.pop("part_sketches", None)
-                spelled = {name: json_safe(value) for name, value in row.items()}
-                file.write(json.dumps(spelled) + "\n")
+    steps = iterate_places(
+        reference if same_batches else None, ranks, numberings, dealt, cuts.append
+    )
+    for recorded in steps:
+        if skipped.step is not None:
+            leave_out(
+                f"nothing was compared after step {skipped.step[1]}: rank {min(skipped.ranks)} "
+                "does not update its parameters there, and counts its steps from another one"
+            )
+            break
+        places = skipped.undo(recorded)
+        judged = judge_places(places, len(ranks), passes, groups, in_order)
+        find_unscaled(judged, are_used_elsewhere)
+        if are_used_elsewhere:
+            expect_no_reduction(judged)
+        tied.learn(judged)
+        causes = equal_rows.find_causes(judged)
+        one.wrong |= describe_all_gradients(judged, causes)
+        rows_of_ranks = (row for place in places for row in place.ranks)
+        numbers = CallNumbers(rows_of_ranks, are_in_time=bool(dealt))
+        rows = []
+        for index, place in enumerate(judged):
+            if place.is_in_unknown_parts:
+                # the reference has the norms of a tied weight, and its numbers, elsewhere
+                if place.place.key[-2] != "train" and not tied.has(place):
+                    in_parts.append(place.rows[0].row)
+                continue
+            biases.learn(place)
+            equal_parts.learn(place)
+            has_gradients |= place.place.key[-2] == "backward"
+            if place.is_padded_end:
+                padded_ends.append(place.rows[0].row)
+            if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
+                one.only_rank[place.place.key] = place.place.ranks[0].rank
+            row = _row_of(place, numbers)
+            if row is None:
+                incomplete.append(place.place.ranks[0].row)
+                continue
+            rows.append(row)
+            if place.is_notable and len(one.wrong) < _MOST_WRONG:
+                wrong = _describe(judged, index, biases, len(one.wrong))
+                if equal_parts.has(place) and wrong.says_equal_parts:
+                    wrong = WrongPlace(None, None, "")
+                cause = causes.get(place.place.key)
+                if cause is not None:
+                    wrong = WrongPlace(place.rows[0].rank, cause, "")
+                one.wrong[place.place.key] = wrong
+        one.recording.extend(_in_time(rows))
     for cut in cuts:
         leave_out(cut)
     if padded_ends and not has_gradients:
@@ -191,8 +178,8 @@ def write_one_recording(
             f"{len(in_parts)} rows of which each rank has its own part were left out, such as "
             f"{_name_of(in_parts[0])}: {why}"
         )
-    one.rank_of_settings = write_merged_metadata(
-        one.path, reference, ranks, numberings, warn, groups, is_cut=bool(cuts)
+    one.recording.meta, one.rank_of_settings = merge_metadata(
+        reference, ranks, numberings, warn, groups, is_cut=bool(cuts)
     )
     return one
 

@@ -22,7 +22,6 @@ from otel_torch.parity.layouts.numbering import Numbering
 from otel_torch.parity.layouts.whole_statistics import SCALING, encode_sketch
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
-from otel_torch.records import json_safe
 from otel_torch.statistics.sketch_format import SIZE
 
 PlaceKey = tuple[Any, ...]
@@ -85,11 +84,7 @@ class RankRow:
     def times(self, factor: float) -> RankRow:
         """Return the row of the tensor times a positive number."""
         row = dict(self.row)
-        row |= {
-            name: json_safe(row[name] * factor)
-            for name in SCALING
-            if isinstance(row.get(name), float)
-        }
+        row |= {name: row[name] * factor for name in SCALING if isinstance(row.get(name), float)}
         sketch = None if self.sketch is None else factor * self.sketch
         if "sketch" in row and sketch is not None:
             row["sketch"] = encode_sketch(sketch)

@@ -15,7 +15,6 @@ from otel_torch.parity.layouts.whole_statistics import (
     merge_statistics,
 )
 from otel_torch.recording.rows import Row
-from otel_torch.records import json_safe
 
 # the other fields that describe the numbers, and not the place
 _DESCRIPTION = ("histogram", "shape", "dtype", "shard")
@@ -49,7 +48,7 @@ def row_of_all(owner: Row, layout: RankLayout, rows: Sequence[RankRow], shape: l
     numel = math.prod(shape)
     merged: dict[str, Any] = merge_statistics(columns, sizes, numel, layout.kind == "sum")
     merged |= {
-        name: json_safe(merged[name] * layout.scale)
+        name: merged[name] * layout.scale
         for name in SCALING
         if isinstance(merged.get(name), float) and layout.scale != 1
     }

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import sketch_bytes
-from otel_torch.records import json_safe
 
 ShardColumns = dict[str, list[Any]]  # field -> its value in each part
 
@@ -61,7 +60,7 @@ def merge_statistics(
             merged[name] = sketch
     if not is_sum:
         merged |= _merge_nonlinear(complete, np.array(sizes, dtype=np.float64), numel)
-    return {name: json_safe(value) for name, value in merged.items()}
+    return merged
 
 
 def encode_sketch(values: np.ndarray[Any, Any]) -> str:

@@ -6,7 +6,6 @@ recordings -> graphs -> GraphComparison (otel_torch/graph) -> findings -> Report
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,24 +33,22 @@ from otel_torch.parity.operations.explain_difference import explain_difference
 from otel_torch.parity.operations.labels import code_line
 from otel_torch.parity.operations.list_operations import list_operations
 from otel_torch.parity.operations.read_graph import RecordedGraph, RecordedPlace, read_graph
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.metadata import describe_early_end, read_metadata
+from otel_torch.recording.metadata import describe_early_end
 from otel_torch.rendering.words import plural
 
 
-def hold_operations(paths: Sides[Path]) -> bool:
-    """Return whether both recordings are files that hold operations."""
-    return all(
-        path.is_file() and "graph" in captures_of(read_metadata(path, lambda text: None))
-        for path in paths
-    )
+def hold_operations(sources: Sides[RecordingSource]) -> bool:
+    """Return whether both recordings hold operations."""
+    return all("graph" in captures_of(source.metadata()) for source in sources)
 
 
 def compare_operations(
-    paths: Sides[Path],
-    noise: Path | None,
+    sources: Sides[RecordingSource],
+    noise: RecordingSource | None,
     progress: Callable[[str], None] = lambda text: None,
-    further_ranks: Sequence[Path] = (),
+    further_ranks: Sequence[RecordingSource] = (),
 ) -> Report:
     """Compare two recordings made with OTEL_TORCH_CAPTURE=graph.
 
@@ -65,11 +62,11 @@ def compare_operations(
         ValueError: A recording holds no operations, or `noise` is of another program.
     """
     progress("reading operations")
-    recorded = Sides(read_graph(paths.reference), read_graph(paths.port, *further_ranks))
+    recorded = Sides(read_graph(sources.reference), read_graph(sources.port, *further_ranks))
     noisy = None if noise is None else read_graph(noise).graph
     progress("comparing operations")
     comparison = compare_graphs(recorded.reference.graph, recorded.port.graph, noisy)
-    report = report_comparison(paths, recorded, comparison)
+    report = report_comparison(sources, recorded, comparison)
     if noise is None and comparison.is_match and comparison.is_vague:
         most = max(pair.limit for pair in comparison.ends)
         report.warnings.append(
@@ -97,7 +94,7 @@ def compare_operations(
 
 
 def report_comparison(
-    paths: Sides[Path], recorded: Sides[RecordedGraph], comparison: GraphComparison
+    sources: Sides[RecordingSource], recorded: Sides[RecordedGraph], comparison: GraphComparison
 ) -> Report:
     """Return what a comparison of two recordings says.
 
@@ -105,14 +102,14 @@ def report_comparison(
         RecordingError: The metadata of a recording cannot be read.
     """
     report = Report(
-        "match", reference=str(paths.reference), port=str(paths.port), by_operations=True
+        "match", reference=str(sources.reference), port=str(sources.port), by_operations=True
     )
-    metas = paths.map(lambda path: read_metadata(path, report.warnings.append))
+    metas = sources.map(lambda source: source.metadata(report.warnings.append))
     report.environment = environment_differences(*metas)
     report.setup = setup_differences(*metas)
     report.selections = selection_of(metas.reference), selection_of(metas.port)
-    for path, meta in zip(paths, metas, strict=True):
-        for early in describe_early_end(path, meta):
+    for source, meta in zip(sources, metas, strict=True):
+        for early in describe_early_end(source.path, meta):
             report.leave_out(early)
     if coarser := warn_of_coarser_dtype(*comparison.graphs):
         report.warnings.append(coarser)

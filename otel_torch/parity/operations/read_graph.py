@@ -12,7 +12,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from otel_torch.graph.equality import LEAST_NUMEL
 from otel_torch.graph.graph import NOTHING, PUT, Graph
 from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
 from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.tolerance import half_ulp
-from otel_torch.recording.reader import load_recording
 from otel_torch.recording.rows import Row
 from otel_torch.statistics.row_layout import ROW_NUMBERS
 from otel_torch.statistics.sketch_format import SIZE
@@ -66,7 +65,7 @@ class RecordedGraph(NamedTuple):
     places: list[RecordedPlace]
 
 
-def read_graph(*ranks: str | Path, has_loops: bool = False) -> RecordedGraph:
+def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGraph:
     """Read the graph of a recording, or one graph of the recordings of several ranks.
 
     Args:
@@ -79,12 +78,11 @@ def read_graph(*ranks: str | Path, has_loops: bool = False) -> RecordedGraph:
     rows: list[Row] = []
     lines: list[Any] = []
     is_cut = False
-    for rank, path in enumerate(ranks):
-        recording = load_recording(path)
-        own = recording.rows
+    for rank, source in enumerate(ranks):
+        own, meta = source.rows(), source.metadata()
         rows += own if len(ranks) == 1 else (_of_rank(row, rank, len(lines)) for row in own)
-        lines += recording.meta.get("lines", ())
-        is_cut = is_cut or bool(recording.meta.get("operations_cut"))
+        lines += meta.get("lines", ())
+        is_cut = is_cut or bool(meta.get("operations_cut"))
     try:
         metadata = {"lines": lines, "operations_cut": is_cut}
         return graph_of_rows(rows, metadata, has_loops=has_loops)

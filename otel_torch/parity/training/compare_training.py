@@ -14,12 +14,12 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from otel_torch.parity.finding import Finding
 from otel_torch.parity.forwards import read_parameters
 from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.program_match import ProgramMatch
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.given_inputs import judge_given_inputs
@@ -104,7 +104,7 @@ class TrainingReport:
 def compare_training(
     recordings: Sides[LoadedRecording],
     match: ProgramMatch,
-    noise: Path | None,
+    noise: RecordingSource | None,
     tolerance: Tolerance,
 ) -> TrainingReport:
     """Compare the training steps of two recordings; without any, the report is empty.
@@ -116,7 +116,7 @@ def compare_training(
     if not all({"gradients", "updates"} & recording.captures for recording in recordings):
         return report
     pairs = trained_pairs(match.parameters, recordings.reference.parameters)
-    steps = recordings.map(lambda side: iterate_steps(side.path, side.parameters))
+    steps = recordings.map(lambda side: iterate_steps(side.source, side.parameters))
     noise_steps = None
     if noise is not None:
         noise_steps = iterate_steps(noise, read_parameters(noise))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, Sketch, sketch_bytes
-from otel_torch.recording.row_batches import RowBatch, RowKinds, iterate_batches
+from otel_torch.parity.recording_source import RecordingSource
+from otel_torch.recording.row_batches import RowBatch, RowKinds
 from otel_torch.recording.row_schema import RowRecord
 
 _TRAINING_PHASES = frozenset({"backward", "update", "train"})
@@ -150,14 +150,14 @@ class RecordedStep:
                     yield RecordedTensor(record, _sketch_of(record, sketches))
 
 
-def iterate_steps(path: Path, parameters: list[Parameter]) -> Iterator[RecordedStep]:
+def iterate_steps(source: RecordingSource, parameters: list[Parameter]) -> Iterator[RecordedStep]:
     """Yield the training steps of a recording, those of a model in order.
 
     Args:
         parameters: Those at attach: a parameter that no step has changed has no other sketch.
     """
     reader = _StepReader(parameters)
-    for batch in iterate_batches(path, reader.kinds):
+    for batch in source.batches(reader.kinds):
         yield from reader.add(batch)
     yield from reader.open_steps.values()
 

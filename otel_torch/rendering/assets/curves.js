@@ -9,7 +9,8 @@ const FARTHEST = 1e150; // uPlot adds powers of ten to what it draws
 //   unless there is a tickText
 // - lines: [{name, values, color, faint, bands: [{low, high}]}], with arrays as long as x, NaN for
 //   no value; isBars draws them as bars
-// - scale: "auto" or a kind; bad: the x of NaN or Inf; marks: other x to look at; height, in pixels
+// - scale: "auto" or a kind; bad: the x of NaN or Inf; marks: other x to look at; at: the x whose
+//   values are read until the pointer moves, -1 for none; height, in pixels
 class Curves {
   constructor(host) {
     this.host = host;
@@ -38,6 +39,7 @@ class Curves {
     }
     this.host.replaceChildren();
     const kind = scaleKind(this.plot.scale, extent);
+    const {at} = this.plot;
     const {series, bands, columns} = seriesOf(this.plot);
     const options = {
       width: this.host.clientWidth,
@@ -47,7 +49,10 @@ class Curves {
       scales: {x: {time: false}, y: yScale(kind, extent)},
       axes: this.axes(kind),
       cursor: {y: false, points: {size: 7}},
-      hooks: {drawClear: [plot => this.drawBad(plot)]}
+      hooks: {
+        drawClear: [plot => this.drawBad(plot)],
+        ready: [plot => at >= 0 && plot.setCursor({left: plot.valToPos(at, "x"), top: 0})]
+      }
     };
     this.drawn = new uPlot(options, [this.plot.x, ...columns], this.host);
   }

@@ -29,7 +29,7 @@ function combine(rule, before, value) {
 }
 
 class HeatMap {
-  // hover: (row, column) -> text; choose: called with the row that was clicked.
+  // hover: (row, column) -> text; choose: called with the row and the column that were clicked.
   constructor(host, {label, hover, choose = () => {}}) {
     this.host = host;
     this.hover = hover;
@@ -54,9 +54,11 @@ class HeatMap {
     this.draw();
   }
 
-  // Mark rows, and move what is shown to where they begin.
-  mark(marked) {
+  // Mark rows, null for all, and a column of them, -1 for none. Moves what is shown to where the
+  // rows begin.
+  mark(marked, column) {
     this.marked = marked;
+    this.markedColumn = column;
     if (!this.matrix.rows.length) return;
     const {top, bottom, left, right} = this.view;
     const span = bottom - top;
@@ -106,10 +108,10 @@ class HeatMap {
     const height = Math.min(Math.max(shown, 1) * ROW_HEIGHT, MAX_HEIGHT);
     const context = this.canvas.getContext("2d");
     context.font = FONT;
-    const every = Math.ceil((LABEL_HEIGHT * shown) / height);
+    const every = Math.ceil((ROW_HEIGHT * shown) / height);
     const named = [];
     for (let row = Math.floor(this.view.top); row < this.view.bottom; row++) {
-      if (row % every === 0) named.push(row);
+      if (row % every === every >> 1) named.push(row);
     }
     const widths = named.map(row => context.measureText(this.matrix.rowName(row)).width + 8);
     const labels = Math.min(Math.max(0, ...widths), width * MAX_LABEL_SHARE);
@@ -200,7 +202,7 @@ class HeatMap {
     context.textAlign = "right";
     for (const row of named) {
       const y = this.placeOf(row + 0.5, 0)[1];
-      if (y > 0 && y < height)
+      if (y > LABEL_HEIGHT / 2 && y < height)
         context.fillText(shortened(context, this.matrix.rowName(row), labels - 8), labels - 6, y);
     }
     context.textAlign = "center";
@@ -215,26 +217,31 @@ class HeatMap {
   }
 
   drawMarks(context) {
+    const {rows, columns} = this.matrix;
     const {height, labels, plotWidth} = this.box;
+    const frame = ([first, end], [left, right], least) => {
+      const [x, y] = this.placeOf(first, left);
+      const [endX, endY] = this.placeOf(end, right);
+      const [wide, tall] = [Math.max(endX - x, least), Math.max(endY - y, least)];
+      context.strokeRect((x + endX - wide) / 2 + 1, (y + endY - tall) / 2 + 1, wide - 2, tall - 2);
+    };
+    context.save();
+    context.beginPath();
+    context.rect(labels, 0, plotWidth, height);
+    context.clip();
     context.strokeStyle = color("--ink");
     context.lineWidth = 2;
-    if (this.marked) {
-      const y = this.placeOf(this.marked[0], 0)[1];
-      const end = this.placeOf(this.marked[1], 0)[1];
-      context.strokeRect(
-        labels + 1,
-        Math.max(y, 0) + 1,
-        plotWidth - 2,
-        Math.max(Math.min(end, height) - Math.max(y, 0), 2) - 2
-      );
-    }
+    const marked = this.marked ?? [0, rows.length];
+    if (this.marked) frame(marked, [0, columns], 2);
+    if (this.markedColumn >= 0) frame(marked, [this.markedColumn, this.markedColumn + 1], 12);
     if (this.cursor) {
-      const [x, y] = this.placeOf(...this.cursor);
-      const [right, bottom] = this.placeOf(this.cursor[0] + 1, this.cursor[1] + 1);
+      const [row, column] = this.cursor;
       context.strokeStyle = color("--introduced");
-      context.strokeRect(x, y, Math.max(right - x, 3), Math.max(bottom - y, 3));
+      frame([row, row + 1], [column, column + 1], 5);
     }
+    context.restore();
     if (this.drag) {
+      context.strokeStyle = color("--ink");
       const {startX, startY, x, y} = this.drag;
       context.setLineDash([4, 3]);
       context.strokeRect(
@@ -356,7 +363,7 @@ class HeatMap {
       });
     } else {
       this.draw();
-      if (this.cellAt(event.offsetX, event.offsetY)) this.choose(Math.floor(place[0]));
+      if (this.cellAt(event.offsetX, event.offsetY)) this.choose(...place.map(Math.floor));
     }
   }
 
@@ -368,7 +375,7 @@ class HeatMap {
       "+": () => this.zoomBy(0.5, row, column),
       "-": () => this.zoomBy(2, row, column),
       Escape: () => this.zoomTo(this.everything()),
-      Enter: () => this.choose(row)
+      Enter: () => this.choose(row, column)
     };
     if (event.key in acts) acts[event.key]();
     else if (event.key in moves) {

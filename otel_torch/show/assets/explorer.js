@@ -5,6 +5,7 @@ const NEIGHBOURS = 3;
 const LINE_COLORS = ["--dtype", "--inherited", "--healed", "--layout", "--heat4", "--right"];
 const HEATS = ["value", "times its median", "times the first recording"];
 const CONTROLS = ["recording", "statistic", "kind", "model", "phase", "sort", "heat", "scale"];
+const ADDRESS_DELAY = 200; // milliseconds: browsers refuse many changes of an address at once
 
 class Explorer {
   constructor(recorded) {
@@ -14,7 +15,7 @@ class Explorer {
     this.map = new HeatMap(byId("map"), {
       label: "modules by steps",
       hover: (row, column) => this.cellText(row, column),
-      choose: row => this.choose(leafAt(this.root, row))
+      choose: (row, column) => this.choose(leafAt(this.root, row), column)
     });
     this.curve = new Curves(byId("module-curve"));
     this.histogram = recorded.histograms && new Magnitudes(this.tensors, recorded.histograms);
@@ -36,11 +37,13 @@ class Explorer {
     for (const [id, least] of Object.entries({recording: 2, model: 3, phase: 3, kind: 3})) {
       control[id].closest("label").hidden = control[id].options.length < least;
     }
+    this.usual = Object.entries(control).map(([id, {value}]) => [id, value]);
   }
 
   listen() {
     for (const id of CONTROLS) this.control[id].addEventListener("change", () => this.update());
     this.control.pattern.addEventListener("input", () => this.update());
+    addEventListener("hashchange", () => this.follow());
     document.addEventListener("keydown", event => {
       if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
       event.preventDefault();
@@ -51,6 +54,37 @@ class Explorer {
         this.find(Number(link.dataset.tensor), Number(link.dataset.recording))
       );
     }
+  }
+
+  // Show what the address names: choices, a module and a step. What it does not name is as usual.
+  follow() {
+    const named = new URLSearchParams(location.hash.slice(1));
+    for (const [id, usual] of this.usual) {
+      const control = this.control[id];
+      control.value = named.get(id) ?? usual;
+      if (control.selectedIndex < 0) control.value = usual;
+    }
+    if (!this.pattern()) this.control.pattern.value = "";
+    this.chosen = named.get("module") ?? "";
+    this.column = this.tensors.columns.indexOf(named.get("step"));
+    if (named.size) byId("explorer").scrollIntoView();
+    return this.update();
+  }
+
+  // Name in the address what is shown, so that it can be sent to others.
+  tell() {
+    clearTimeout(this.telling);
+    this.telling = setTimeout(() => {
+      const named = new URLSearchParams();
+      for (const [id, usual] of this.usual) {
+        if (this.control[id].value !== usual) named.set(id, this.control[id].value);
+      }
+      if (this.chosen) named.set("module", this.chosen);
+      if (this.column >= 0) named.set("step", this.tensors.columns[this.column]);
+      const address = new URL(location);
+      address.hash = named;
+      history.replaceState(null, "", address);
+    }, ADDRESS_DELAY);
   }
 
   pattern() {
@@ -102,7 +136,7 @@ class Explorer {
     this.tree.show(this.root, this.barPosition(), pattern.source !== "(?:)" && chosen.length < 500);
     this.drawMap();
     await this.histogram?.show(this.order, control.kind.value, recording);
-    this.choose(nodeWithKey(this.root, this.tree.selected?.key) || this.root);
+    this.choose(nodeWithKey(this.root, this.chosen) || this.root);
   }
 
   // Of the finite values of all chosen tensors.
@@ -172,23 +206,27 @@ class Explorer {
 
   // -- the chosen module
 
-  // Show a node in every view.
-  choose(node) {
+  // Show a node in every view, and a step if one was chosen.
+  choose(node, column = this.column) {
+    this.chosen = node.key;
+    this.column = column;
     this.tree.select(node);
-    this.map.mark(node === this.root ? null : [node.start, node.end]);
+    this.map.mark(node === this.root ? null : [node.start, node.end], column);
     this.describe(node);
     this.drawCurve(node);
     this.histogram?.choose(this.order.slice(node.start, node.end));
+    this.tell();
   }
 
-  // Show a tensor of a recording, whatever is filtered now.
+  // Show a tensor of a recording where it ceases to be finite, whatever is filtered now.
   async find(index, recording) {
     const {control, tensors} = this;
     control.pattern.value = control.model.value = control.phase.value = "";
     control.kind.value = tensors.field("kind", index);
     control.recording.selectedIndex = recording;
     await this.update();
-    this.choose(leafAt(this.root, this.order.indexOf(index)));
+    const column = tensors.row(this.values, index).indexOf(Infinity);
+    this.choose(leafAt(this.root, this.order.indexOf(index)), column);
     byId("explorer").scrollIntoView({block: "start"});
     byId("tree").focus({preventScroll: true});
   }
@@ -218,7 +256,13 @@ class Explorer {
     }
     const [least, most, middle] = [node.least, node.most, node.middle].map(numberText);
     const tensor = this.tensors.field("tensor", node.tensor);
-    return [`${tensor}; ${this.statistic} from ${least} to ${most}, median ${middle}.`, ...bad];
+    const there = this.tensors.row(this.values, node.tensor)[this.column];
+    const at = this.tensors.columns[this.column];
+    const step = at ? `, ${numberText(there)} at step ${at}` : "";
+    return [
+      `${tensor}; ${this.statistic} from ${least} to ${most}, median ${middle}${step}.`,
+      ...bad
+    ];
   }
 
   link(text, node) {
@@ -255,6 +299,7 @@ class Explorer {
       xText: x => columns[x] ?? "",
       lines,
       bad,
+      at: this.column,
       scale: this.control.scale.value
     });
   }
@@ -310,9 +355,10 @@ function leafAt(node, row) {
 }
 
 function nodeWithKey(node, key) {
-  if (key === undefined || node.key === key) return key === undefined ? null : node;
+  if (node.key === key) return node;
   for (const child of node.children) {
-    if (key === child.key || key.startsWith(`${child.key}\0`)) return nodeWithKey(child, key);
+    const found = key.startsWith(child.key) && nodeWithKey(child, key);
+    if (found) return found;
   }
   return null;
 }
@@ -325,4 +371,4 @@ function fill(select, names, all) {
 }
 
 const explorer = data.explorer && new Explorer(data.explorer);
-explorer?.update();
+explorer?.follow();

@@ -149,11 +149,11 @@ function change(node) {
   return node.middle ? magnitude(node) / Math.abs(node.middle) || 0 : 0;
 }
 
-function makeNode(name, parent) {
-  const key = parent ? `${parent.key}\0${name}` : "";
+// The key of a node is its path: "blocks.3.q", and of one of several tensors "blocks.3.q out".
+function makeNode(name, parent, joint = ".") {
   return {
     name,
-    key,
+    key: parent?.parent ? parent.key + joint + name : parent ? name : "",
     parent,
     depth: parent ? parent.depth + 1 : 0,
     children: [],
@@ -200,8 +200,7 @@ function finish(node, tensors, summaries) {
 }
 
 function tensorLeaf(tensors, index, parent) {
-  const leaf = makeNode(tensors.label(index), parent);
-  return Object.assign(leaf, {tensor: index, key: `${parent.key}\0\0${index}`});
+  return Object.assign(makeNode(tensors.label(index), parent, " "), {tensor: index});
 }
 
 function summaryOf(indices, {least, middle, most, isBad}) {

@@ -94,11 +94,11 @@ class TreeView {
     if (isGroup)
       name.append(element("span", {class: "faint"}, ` ${node.count.toLocaleString("en")}`));
     name.style.paddingLeft = `${node.depth * 0.9}rem`;
-    name.prepend(twisty);
+    name.prepend(twisty, node.isBad ? "✕ " : "");
     line.append(
       name,
       this.bar(node),
-      element("span", {class: "number"}, node.isBad ? "✕ " : "", numberText(node.middle))
+      element("span", {class: "number"}, numberText(node.middle))
     );
     line.addEventListener("click", () => this.choose(node));
     line.addEventListener("pointermove", event => showTip(event, summaryText(node)));
@@ -159,7 +159,7 @@ function openableDepth(root) {
 }
 
 function summaryText(node) {
-  const lines = [node.key.split("\0").filter(Boolean).join(".") || node.name];
+  const lines = [node.key || node.name];
   if (node.tensor === undefined) lines.push(plural(node.count, "tensor"));
   lines.push(
     `largest ${numberText(node.most)}`,

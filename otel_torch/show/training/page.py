@@ -218,7 +218,9 @@ def _map(training: TrainingSeries, label: str) -> dict[str, Any] | None:
         escape(f"{series.model}: {series.module}" if several else series.module)
         for series in (grid.series[row] for row in rows)
     ]
-    note = f"{len(grid.steps):,} steps are grouped by {grid.width}." if grid.width > 1 else ""
+    few = len(grid.steps) < len(training.steps)
+    note = f"Recorded in {len(grid.steps):,} of {len(training.steps):,} steps. " if few else ""
+    note += f"{len(grid.steps):,} steps are grouped by {grid.width}." if grid.width > 1 else ""
     return {
         "note": note,
         "columns": [column_name(steps) for steps in grid.columns],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from otel_torch.laws.facts import BrokenLaw
 from otel_torch.laws.series import Series, TrainingSeries, quantity_of
-from otel_torch.laws.table import verdict_on
+from otel_torch.laws.table import facts_of, verdict_on
 from otel_torch.rendering.table import Line, escape, format_table
 from otel_torch.rendering.words import plural
 from otel_torch.show.training.trouble import WORDS, troubles
@@ -138,6 +138,8 @@ def _speed(training: TrainingSeries, metadata: dict[str, Any], model: str) -> It
             yield f"{rate:,.4g} {unit}" if rate < 1000 else f"{rate:,.0f} {unit}"
     if isinstance(memory := summary.get("device_memory"), int | float) and memory:
         yield f"{memory / 2**30:.3g} GiB of device memory"
+    if frozen := set(facts_of(training, metadata, (), model).named("frozen")):
+        yield f"{plural(len(frozen), 'parameter')} frozen"
     if skipped := _skipped_steps(training, model):
         yield f"{plural(skipped, 'step')} skipped by the gradient scaler"
 

@@ -60,7 +60,11 @@ def _nonfinite(training: TrainingSeries, model: str) -> Iterator[str]:
     for label, bad in _bad_values(training, model):
         step, value = bad[0]
         kind = "NaN" if math.isnan(value) else "infinite"
-        yield f"{WORDS.get(label, label)} became {kind} at {training.steps[step]}{_more(bad)}"
+        recorded = training.totals(model)[label].steps
+        before = max((at for at in recorded if at < step), default=step)
+        gap = f" (not recorded since {training.steps[before]})" if step - before > 1 else ""
+        when = f"{training.steps[step]}{gap}{_more(bad)}"
+        yield f"{WORDS.get(label, label)} became {kind} at {when}"
 
 
 def _bad_values(

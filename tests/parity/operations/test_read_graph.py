@@ -10,6 +10,7 @@ import pytest
 from otel_torch.graph.compare import compare_graphs
 from otel_torch.parity.operations.compare_operations import compare_operations
 from otel_torch.parity.operations.read_graph import graph_of_rows, read_graph
+from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
 
 PLACE = {"module": "mlp", "step": 0, "call": 0, "loop": 0, "model": "Net", "phase": "forward"}
@@ -182,7 +183,7 @@ def test_parts_are_readings_of_their_value_and_come_last(tmp_path):
         part | {"tensor": f"part[0][{n}]", "value": 2 + n, "makes": n} | content(5 + n, [1, 8])
         for n in (0, 1)
     ]
-    graph, places = read_graph(write_recording(tmp_path / "one.jsonl", 1, *parts))
+    graph, places = read_graph(RecordingSource(write_recording(tmp_path / "one.jsonl", 1, *parts)))
     assert graph.nodes.is_reading.tolist() == [False, True]
     assert (graph.nodes.reads[1].tolist(), graph.nodes.makes[1].tolist()) == ([1], [2, 3])
     assert [place.tensor for place in places] == ["leaf[0]", "op[0]", "part[0][0]", "part[0][1]"]
@@ -193,15 +194,16 @@ def test_ranks_beside_a_process_without_parts_are_compared_and_it_is_said(tmp_pa
     one, first, second = (tmp_path / f"{name}.jsonl" for name in ("one", "rank0", "rank1"))
     for path, seed in ((one, 1), (first, 1), (second, 1)):
         write_recording(path, seed)
+    first, second, one = map(RecordingSource, (first, second, one))
     report = compare_operations(Sides(one, first), None, further_ranks=[second])
     assert report.verdict == "match"
     assert [text for text in report.warnings if "OTEL_TORCH_GRAPH_PARTS=2" in text]
 
 
 def test_ranks_are_one_graph_beside_that_of_one_process(tmp_path):
-    one = read_graph(write_recording(tmp_path / "one.jsonl", 1)).graph
+    one = read_graph(RecordingSource(write_recording(tmp_path / "one.jsonl", 1))).graph
     paths = [write_recording(tmp_path / f"rank{rank}.jsonl", 1 + rank) for rank in (0, 1)]
-    two = read_graph(*paths).graph
+    two = read_graph(*map(RecordingSource, paths)).graph
     assert two.nodes.is_reading.tolist() == [False, False, True]  # the last one is their sum
     assert two.end_names == ["out", "out"]
     assert [pair.is_right for pair in compare_graphs(one, two).ends] == [True, False]
@@ -229,7 +231,7 @@ def test_a_recording_is_read_from_its_file(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
     (tmp_path / "run.meta.json").write_text(json.dumps({"lines": LINES}))
-    graph = read_graph(path).graph
+    graph = read_graph(RecordingSource(path)).graph
     assert len(graph.values) == 3
     assert graph.lines[graph.nodes.line[0]][1] == 7
 
@@ -238,7 +240,7 @@ def test_a_recording_of_modules_alone_is_refused(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps(PLACE | {"tensor": "out", "mean": 0.1}) + "\n")
     with pytest.raises(ValueError, match=r"run\.jsonl: holds no operations"):
-        read_graph(path)
+        read_graph(RecordingSource(path))
 
 
 def test_two_recordings_are_compared_down_to_the_line():
