@@ -305,8 +305,8 @@ class ComparedRuns:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether only rows can tell more, which were not measured yet: no end of one program has the
-        size of the other's, or ranks pad what one process has.
+        """Whether only rows can tell more, which were not measured yet: no end of one program has
+        the size of the other's, or ranks pad what one process has.
         """
         comparison = self.leading.comparison
         if comparison.has_rows:
@@ -316,8 +316,8 @@ class ComparedRuns:
 
     @property
     def may_share_rows(self) -> bool:
-        """Whether recording rows could tell more: they are needed, or the programs split their tokens
-        or batch differently.
+        """Whether recording rows could tell more: they are needed, or the programs split their
+        tokens or batch differently.
         """
         comparison = self.leading.comparison
         if comparison.has_rows or self.leading.is_divided:

@@ -54,7 +54,7 @@ def find_later_step(paths: Sides[Sequence[Path]], limit: float) -> LaterStep | N
     Errors grow from step to step by themselves; a fault makes one grow at once.
 
     Args:
-        paths: Recordings made with `SETTINGS`: one of each program, or all ranks beside one process.
+        paths: Recordings made with `SETTINGS`: of each program one, or those of all ranks.
         limit: The relative error that a forward may have.
 
     Raises:
@@ -89,7 +89,13 @@ class _RecordedStep(NamedTuple):
 
 
 class _OutermostTensor(NamedTuple):
-    """A tensor that enters or leaves an outermost forward; `sketch`, `numel` and `norm` of each rank."""
+    """A tensor that enters or leaves an outermost forward.
+
+    Attributes:
+        step, call: Of the forward.
+        is_input: Whether it enters.
+        numel, sketch, norm: Of what each rank has of it.
+    """
 
     step: _RecordedStep
     call: int

@@ -42,11 +42,11 @@ from otel_torch.graph.graph import AXIS_LAST, NOTHING, Floats, Graph, Indices
 from otel_torch.graph.shapes import has_twins, have_same_order
 from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
 from otel_torch.graph.suspects import (
-    begin_with_terms,
     blame_other_numbers,
     blame_other_orders,
     blame_suspects_of_twins,
 )
+from otel_torch.graph.terms import Pair, begin_with_terms, makers_of_terms
 from otel_torch.graph.unfold import unfold
 
 # How many nodes after its source a region may have: beyond that the two programs do not do the same
@@ -163,7 +163,7 @@ class GraphComparison:
 
     @property
     def has_padded_ends(self) -> bool:
-        """Whether a wrong end is no part of its counterpart, nor a multiple, as of ranks that pad."""
+        """Whether a wrong end is neither a part nor a multiple of its counterpart: ranks pad it."""
         sizes = (
             [
                 int(graph.values.numel[graph.ends[end]])
@@ -171,7 +171,7 @@ class GraphComparison:
             ]
             for ends in ((pair.reference, pair.port) for pair in self.ends if not pair.is_right)
         )
-        return any(0 < min(own) and max(own) % min(own) for own in sizes)
+        return any(min(own) > 0 and max(own) % min(own) for own in sizes)
 
     @property
     def has_rows(self) -> bool:
@@ -364,9 +364,6 @@ def _is_exchanged(programs: tuple[ComparedProgram, ComparedProgram], pair: EndPa
     """Return whether both programs have the values of two ends, but end with others."""
     ends = zip(programs, (pair.reference, pair.port), strict=True)
     return all(program.state[program.graph.ends[end]] == RIGHT for program, end in ends)
-
-
-Pair = tuple[DoubtSource | None, DoubtSource | None]
 
 
 def _pair_sources(
@@ -578,10 +575,20 @@ def _merge(own: FaultPlace | None, again: FaultPlace | None) -> FaultPlace | Non
 
 
 def _ends_only(programs: tuple[ComparedProgram, ComparedProgram], pair: EndPair) -> GraphFault:
-    """Return a fault of ends: each returned value is right, but they are other ones."""
+    """Return a fault of ends: each returned value is right, but they are other ones, or terms of a
+    sum in one program, with what first made the terms.
+    """
+    values = [
+        int(program.graph.ends[end])
+        for program, end in zip(programs, (pair.reference, pair.port), strict=True)
+    ]
+    terms = [makers_of_terms(programs, side, value) for side, value in enumerate(values)]
+    makers = (terms[0] or terms[1]) if None in terms else None
     places = []
-    for program, end in zip(programs, (pair.reference, pair.port), strict=True):
-        value = int(program.graph.ends[end])
+    for program, value, maker in zip(programs, values, makers or (NOTHING, NOTHING), strict=True):
         node = program.maker[value]
-        places.append(FaultPlace((node,) if node >= 0 else (), NOTHING if node >= 0 else value, ()))
+        region = (maker, node) if NOTHING not in (maker, node) else ()
+        places.append(
+            FaultPlace((node,) if node >= 0 else (), NOTHING if node >= 0 else value, region)
+        )
     return GraphFault(places[0], places[1], pair.error, pair.limit, True, Explanation("end"))

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.graph.distances import distinct, relative_distances, sketch_norms
+from otel_torch.graph.distances import distinct, in_windows, relative_distances, sketch_norms
 from otel_torch.graph.graph import Flags, Floats, Indices, Values
-from otel_torch.graph.windows import in_windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,16 +1,21 @@
 """The distance of two values, estimated from their linear sketches: the one place that does.
 
-Equal sketches are found first, by their bytes.
+Equal sketches are found first, by their bytes; of others only pairs of near numbers are measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.graph.graph import Floats, Indices
+
+# pairs whose distances are computed at a time, 128 MB of sketches, and values in which equal spaces
+# are looked for: a bound on memory and on time only
+PAIRS_AT_ONCE = 1 << 17
 
 
 def sketch_norms(sketches: Floats) -> Floats:
@@ -44,3 +49,21 @@ def relative_distances(reference: Floats, port: Floats) -> Floats:
         distance = sketch_norms(reference - port)
         norm = np.maximum(sketch_norms(reference), sketch_norms(port))
         return np.where(distance == 0, 0.0, distance / np.where(norm > 0, norm, 1.0))
+
+
+def in_windows(starts: Indices, ends: Indices) -> Iterator[tuple[Indices, Indices]]:
+    """Yield (row, position) for all positions from `starts[row]` to `ends[row]`, in pieces that
+    memory can hold.
+    """
+    lengths = np.maximum(ends - starts, 0)
+    total = np.cumsum(lengths)
+    row = 0
+    while row < len(starts):
+        done = total[row - 1] if row else 0
+        stop = max(int(np.searchsorted(total, done + PAIRS_AT_ONCE, side="right")), row + 1)
+        rows = np.repeat(np.arange(row, stop), lengths[row:stop])
+        offsets = np.arange(len(rows)) - np.repeat(
+            total[row:stop] - lengths[row:stop] - done, lengths[row:stop]
+        )
+        yield rows, starts[rows] + offsets
+        row = stop

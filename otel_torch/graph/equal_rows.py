@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.graph.distances import distinct, relative_distances, sketch_norms
+from otel_torch.graph.distances import distinct, in_windows, relative_distances, sketch_norms
 from otel_torch.graph.error_model import DEVIATIONS
 from otel_torch.graph.graph import NOTHING, Flags, Floats, Graph, Indices, RowSketches
-from otel_torch.graph.windows import in_windows
 
 # How likely two rows may be equal by chance: a program has up to a million.
 _CHANCE = 1e-9

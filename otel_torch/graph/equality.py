@@ -21,7 +21,7 @@ from otel_torch.graph.contents import (
     equal_pairs,
     same_kind,
 )
-from otel_torch.graph.distances import sketch_norms
+from otel_torch.graph.distances import PAIRS_AT_ONCE, in_windows, sketch_norms
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.further_rows import may_be_further
@@ -39,7 +39,6 @@ from otel_torch.graph.graph import (
     Values,
 )
 from otel_torch.graph.moved_axes import plain_contents, with_axes_moved
-from otel_torch.graph.windows import PAIRS_AT_ONCE, in_windows
 
 # relations of a value to the other program, the surest last
 NONE, PART, REORDERED, ROWS, CUT, TERM, MOVED, EQUAL = range(8)

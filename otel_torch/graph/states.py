@@ -83,8 +83,9 @@ class ComparedProgram:
         )
 
     def relations(self, node: int) -> set[int]:
-        """Return how what a node reads is related to the other program."""
-        return {int(self.side.relation[read]) for read in self.reads[node] if read >= 0}
+        """Return how what a node reads and makes is related to the other program."""
+        values = (*self.reads[node], *self.makes[node])
+        return {int(self.side.relation[value]) for value in values if value >= 0}
 
     def signature(self, node: int) -> tuple[tuple[int, int], tuple[int, ...]]:
         """Return what a node does to what: its label and its operands."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from otel_torch.graph.blame import Doubt, DoubtSource, what_is_before
-from otel_torch.graph.equality import REORDERED, TERM
+from otel_torch.graph.equality import REORDERED
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, made_from
+from otel_torch.graph.states import RIGHT, ComparedProgram
 
 
 def blame_other_numbers(
@@ -170,101 +168,6 @@ def blame_suspects_of_twins(
         if [list(map(id, side)) for side in resolved] == [list(map(id, side)) for side in sources]:
             return sources
         sources = resolved
-
-
-def begin_with_terms(
-    programs: tuple[ComparedProgram, ComparedProgram],
-    pair: tuple[DoubtSource | None, DoubtSource | None],
-) -> tuple[DoubtSource | None, DoubtSource | None]:
-    """Return a fault's sources where ranks make terms, if one program reads those where the other one
-    reads their sum: a reduction over the ranks is missing in between.
-    """
-    own, other = pair
-    if own is None or other is None or min(own.origin, other.origin) < 0:
-        return pair
-    origins = own.origin, other.origin
-    if programs[0].operation[origins[0]] != programs[1].operation[origins[1]]:
-        return pair
-    terms = [_terms_of(program) for program in programs]
-    read = [
-        [value for value in program.reads[node] if value in known]
-        for program, node, known in zip(programs, origins, terms, strict=True)
-    ]
-    if bool(read[0]) == bool(read[1]):
-        return pair
-    side = 0 if read[0] else 1
-    program, known = programs[side], terms[side]
-    if _is_summed_later(program, origins[side]):
-        return pair
-    chain = sorted(_makers_before_moves(program, read[side]))
-    if not chain:
-        return pair
-    begins = [chain[0], chain[0]]
-    begins[1 - side] = _maker_of_whole(programs[1 - side], program.makes[chain[0]][0], program)
-    befores: tuple[list[int], list[int]] = ([], [])
-    befores[side].extend(chain)
-    return tuple(
-        source
-        if begin < 0
-        else replace(source, origin=begin, suspects=[*before, source.origin, *source.suspects])
-        for source, begin, before in zip((own, other), begins, befores, strict=True)
-    )  # type: ignore[return-value]
-
-
-def _makers_before_moves(program: ComparedProgram, values: list[int]) -> set[int]:
-    """Return the nodes that computed values, before what only moved these."""
-    moves = program.graph.nodes.moves
-    moved = made_from(
-        program,
-        values,
-        lambda value: bool(moves[program.maker[value]]) and program.maker[value] >= 0,
-    )
-    makers = {program.maker[value] for value in moved}
-    return {node for node in makers if node >= 0 and not moves[node]}
-
-
-def _maker_of_whole(other: ComparedProgram, term: int, program: ComparedProgram) -> int:
-    """Return what makes the sum of terms in the other program; NOTHING if no operation does."""
-    value = int(program.side.partner[term])
-    while value >= 0 and other.maker[value] >= other.own_nodes:  # a part of it
-        value = other.reads[other.maker[value]][0]
-    return other.maker[value] if value >= 0 else NOTHING
-
-
-def _is_summed_later(program: ComparedProgram, node: int) -> bool:
-    """Return whether what a node makes goes on to be the same on several ranks."""
-    waiting = list(program.makes[node])
-    if any(_is_replicated(program, value) for value in waiting):
-        return False
-    while waiting:
-        for reader in program.readers[waiting.pop()]:
-            if any(_is_replicated(program, value) for value in program.makes[reader]):
-                return True
-            if program.graph.nodes.moves[reader]:
-                waiting += program.makes[reader]
-    return False
-
-
-def _is_replicated(program: ComparedProgram, value: int) -> bool:
-    """Return whether the same code has made the same wrong value elsewhere."""
-    if program.state[value] != WRONG:
-        return False
-    code = program.code(program.maker[value])
-    same = np.flatnonzero(program.side.group == program.side.group[value]).tolist()
-    makers = {program.maker[own] for own in same if program.maker[own] >= 0}
-    return sum(program.code(maker) == code for maker in makers) > 1
-
-
-def _terms_of(program: ComparedProgram) -> set[int]:
-    """Return the values of several ranks that are right as terms of one sum."""
-    nodes = program.graph.nodes
-    return {
-        value
-        for node in np.flatnonzero(nodes.is_reading).tolist()
-        if len(program.reads[node]) > 1
-        for value in program.reads[node]
-        if program.side.relation[value] == TERM
-    }
 
 
 def _blame_suspects(

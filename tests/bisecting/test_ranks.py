@@ -109,7 +109,7 @@ def test_ranks_that_share_the_work_match(tmp_path: Path, program: str) -> None:
 @pytest.mark.parametrize(
     ("program", "fault", "text"),
     [
-        (PROGRAM, "not_reduced", "return Reduce.apply(y) + self.down_bias"),
+        (PROGRAM, "not_reduced", "y = F.linear(h, self.down)"),
         (PROGRAM, "reduced_twice", "dist.all_reduce(x)"),
         (PROGRAM, "bias_on_each_rank", "y = y + self.down_bias"),
         (PROGRAM, "other_part", "y = F.linear(h, self.down)"),
@@ -123,6 +123,75 @@ def test_a_fault_of_ranks_is_named_at_its_line(
     answer = bisect(tmp_path, program, fault)
     first = answer.faults[0]
     assert first.port_line is not None and text in first.port_line.text
-    reads_terms = "a term on each rank of the port, and their sum in" in first.explanation
-    assert reads_terms == (fault in ("not_reduced", "bias_on_each_rank", "one_not_reduced"))
+    has_terms = "Each rank of the port has a term here" in first.explanation
+    assert has_terms == (fault in ("not_reduced", "bias_on_each_rank", "one_not_reduced"))
     assert first.proof is None and "a rank has parts" in answer.untried[0]
+
+
+# a sampler whose ranks have rows of its latents; the last ones of the last rank are paddings
+SAMPLER = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+FAULT = "{fault}"
+if RANKS > 1:
+    dist.init_process_group("gloo")
+
+def gathered(x):
+    if RANKS == 1:
+        return x
+    parts = [torch.empty_like(x) for _ in range(RANKS)]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat(parts, 1)
+
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.places = nn.Linear(6, 8), nn.Embedding(8, 8)
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.back = nn.Linear(8, 6)
+
+    def forward(self, latents, time):
+        count = latents.shape[1]
+        x = self.embed(latents) + self.places(torch.arange(count) + RANK * count) + time
+        q, k, v = self.q(x), gathered(self.k(x)), gathered(self.v(x))
+        is_token = torch.arange(k.shape[1]) < (8 if FAULT == "padding_attended" else 7)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=is_token.expand(2, count, -1))
+        return self.back(x + self.out(y))
+
+model = Denoiser().eval()
+torch.manual_seed(1)
+latents = torch.randn(2, 7, 6)
+with torch.no_grad():
+    latents = F.pad(latents, (0, 0, 0, -7 % RANKS)).chunk(RANKS, 1)[RANK]
+    for step in range(3):
+        scale = 0.4 if FAULT == "later_step" and step == 1 and RANK == 0 else 0.3
+        latents = latents - scale * model(latents, step / 3)
+if RANKS > 1:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("", ""),
+        (
+            "padding_attended",
+            "y = F.scaled_dot_product_attention(q, k, v, attn_mask=is_token.expand(2, count, -1))",
+        ),
+        ("later_step", "latents = latents - scale * model(latents, step / 3)"),
+    ],
+    ids=["right", "padding_attended", "later_step"],
+)
+def test_ranks_that_pad_are_compared_by_rows_and_in_all_steps(
+    tmp_path: Path, fault: str, text: str
+) -> None:
+    answer = bisect(tmp_path, SAMPLER, fault)
+    lines = [found.port_line.text for found in answer.faults[:1] if found.port_line is not None]
+    assert lines == ([text] if text else [])
+    assert answer.verdict == ("diverged" if fault else "match")

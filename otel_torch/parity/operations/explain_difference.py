@@ -59,19 +59,18 @@ def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
 
 
 def _terms(comparison: GraphComparison, fault: GraphFault) -> str:
-    """Return that ranks of one program make terms of a sum, where the other one has the sum."""
-    are_terms = [
-        place is not None
-        and any(program.side.relation[value] == TERM for value in program.makes[place.nodes[0]])
-        for program, place in zip(comparison.programs, fault.places, strict=True)
-        if place is not None and place.nodes
-    ]
-    if len(are_terms) < 2 or are_terms[0] == are_terms[1]:
+    """Return that one operation has terms of a sum in one program, and the sum in the other."""
+    reference, port = comparison.programs
+    nodes = [place.nodes[0] for place in fault.places if place is not None and place.nodes]
+    if len(nodes) < 2 or reference.operation[nodes[0]] != port.operation[nodes[1]]:
         return ""
-    with_terms, other = ("reference", "port") if are_terms[0] else ("port", "reference")
+    have_terms = [TERM in reference.relations(nodes[0]), TERM in port.relations(nodes[1])]
+    if have_terms[0] == have_terms[1]:
+        return ""
+    with_terms, other = ("reference", "port") if have_terms[0] else ("port", "reference")
     return (
-        f"What it makes is a term on each rank of the {with_terms}, and their sum in the {other}: "
-        "the reduction over the ranks is missing, or comes later."
+        f"Each rank of the {with_terms} has a term here, and the {other} their sum: the reduction "
+        "over the ranks is missing, or comes later."
     )
 
 

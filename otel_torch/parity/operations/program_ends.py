@@ -41,7 +41,7 @@ class RecordedProgram:
     has_loops: bool = False
 
     def loop_of(self, node: int) -> tuple[Any, Any]:
-        """Return the rank and the loop of a node; None if only the last loop has results of its own."""
+        """Return rank and loop of a node, with None where only the last loop has results."""
         row = self.nodes[node]
         return row.get("rank"), row.get("loop") if self.has_loops else None
 
@@ -155,7 +155,7 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
 
 
 def _results(program: RecordedProgram) -> list[int]:
-    """Return the values that the program made after the last end of each rank, or of each loop, and reads no more.
+    """Return the values that a rank made after its last end, of a loop, and reads no more.
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
     then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.

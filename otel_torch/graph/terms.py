@@ -1,0 +1,120 @@
+"""Ranks that go on with terms of a sum where the other program has the sum.
+
+Terms may be used for long, as all that is linear makes terms of terms. Where they are first read as
+if they were the sum, a reduction over the ranks is missing: somewhere behind what made them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from otel_torch.graph.blame import DoubtSource
+from otel_torch.graph.equality import TERM
+from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.states import WRONG, ComparedProgram, made_from
+
+Programs = tuple[ComparedProgram, ComparedProgram]
+Pair = tuple[DoubtSource | None, DoubtSource | None]
+
+
+def begin_with_terms(programs: Programs, pair: Pair) -> Pair:
+    """Return the sources of a fault at what made the terms, if one program reads terms where the
+    other one reads their sum, by the same operation.
+    """
+    first, second = pair
+    if first is None or second is None or min(first.origin, second.origin) < 0:
+        return pair
+    nodes = first.origin, second.origin
+    if programs[0].operation[nodes[0]] != programs[1].operation[nodes[1]]:
+        return pair
+    read = [
+        set(program.reads[node]) & _terms_of(program)
+        for program, node in zip(programs, nodes, strict=True)
+    ]
+    if bool(read[0]) == bool(read[1]):
+        return pair
+    side = 0 if read[0] else 1
+    makers = _computed_by(programs[side], read[side])
+    if not makers or _is_summed_later(programs[side], nodes[side]):
+        return pair
+    begins = _in_both(programs, side, min(makers))
+    return _moved(first, begins[0]), _moved(second, begins[1])
+
+
+def makers_of_terms(programs: Programs, side: int, value: int) -> tuple[int, int] | None:
+    """Return what first makes the terms from which one program computes a value by terms alone, in
+    both programs; NOTHING where no operation does. None if the value is no term.
+    """
+    program = programs[side]
+    terms = _terms_of(program)
+    if value not in terms:
+        return None
+    behind = made_from(program, [value], lambda own: own in terms) & terms
+    makers = [program.maker[own] for own in behind if program.maker[own] >= 0]
+    return _in_both(programs, side, min(makers)) if makers else None
+
+
+def _terms_of(program: ComparedProgram) -> set[int]:
+    """Return the values of several ranks that are right as terms of one sum."""
+    sums = np.flatnonzero(program.graph.nodes.is_reading).tolist()
+    read = {value for node in sums if len(program.reads[node]) > 1 for value in program.reads[node]}
+    return {value for value in read if program.side.relation[value] == TERM}
+
+
+def _computed_by(program: ComparedProgram, values: set[int]) -> set[int]:
+    """Return the operations that computed values, before others only moved these."""
+    moves = program.graph.nodes.moves
+
+    def is_moved(value: int) -> bool:
+        return program.maker[value] >= 0 and bool(moves[program.maker[value]])
+
+    behind = made_from(program, values, is_moved)
+    makers = {program.maker[value] for value in behind if not is_moved(value)}
+    return {node for node in makers if node >= 0}
+
+
+def _in_both(programs: Programs, side: int, node: int) -> tuple[int, int]:
+    """Return what makes terms in one program and what makes their sum in the other, in the order of
+    the programs; NOTHING where no operation does.
+    """
+    other = programs[1 - side]
+    whole = int(programs[side].side.partner[programs[side].makes[node][0]])
+    while whole >= 0 and other.maker[whole] >= other.own_nodes:  # only a part of it is the sum
+        whole = other.reads[other.maker[whole]][0]
+    begins = [node, node]
+    begins[1 - side] = other.maker[whole] if whole >= 0 else NOTHING
+    return begins[0], begins[1]
+
+
+def _moved(source: DoubtSource, origin: int) -> DoubtSource:
+    if origin == NOTHING:
+        return source
+    return replace(source, origin=origin, suspects=[source.origin, *source.suspects])
+
+
+def _is_summed_later(program: ComparedProgram, node: int) -> bool:
+    """Return whether what a node makes goes on to be the same on several ranks: it is reduced, but
+    too late.
+    """
+    waiting = list(program.makes[node])
+    if any(_is_replicated(program, value) for value in waiting):
+        return False
+    while waiting:
+        for reader in program.readers[waiting.pop()]:
+            if any(_is_replicated(program, value) for value in program.makes[reader]):
+                return True
+            if program.graph.nodes.moves[reader]:
+                waiting += program.makes[reader]
+    return False
+
+
+def _is_replicated(program: ComparedProgram, value: int) -> bool:
+    """Return whether the same code has made the same wrong value elsewhere."""
+    if program.state[value] != WRONG:
+        return False
+    code = program.code(program.maker[value])
+    same = np.flatnonzero(program.side.group == program.side.group[value]).tolist()
+    makers = {program.maker[own] for own in same if program.maker[own] >= 0}
+    return sum(program.code(maker) == code for maker in makers) > 1
