@@ -34,7 +34,7 @@ _PAIRS_AT_ONCE = 1 << 22
 # of more pairs no distance is computed: it would take longer than the programs
 _MOST_PAIRS = 1 << 30
 
-Values = tuple[int, ...]
+Applied = tuple[int, ...]
 
 
 class RowsOf(NamedTuple):
@@ -63,8 +63,8 @@ class RowCounterpart:
 class _Application(NamedTuple):
     """The values that some calls of a weight read, or make, in the order of execution."""
 
-    reference: Values
-    port: Values
+    reference: Applied
+    port: Applied
 
 
 def find_row_counterparts(programs: Programs) -> dict[int, RowCounterpart]:
@@ -147,7 +147,7 @@ def _applications(program: ComparedProgram) -> dict[object, list[int]]:
     return applications
 
 
-def _is_right(program: ComparedProgram, values: Values) -> bool:
+def _is_right(program: ComparedProgram, values: Applied) -> bool:
     return all(program.state[value] == RIGHT and program.is_informed[value] for value in values)
 
 

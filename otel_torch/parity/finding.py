@@ -164,11 +164,6 @@ class Finding:
         """Whether a line of code is known, of either program."""
         return self.line is not None or self.port_line is not None
 
-    @property
-    def knows_input(self) -> bool:
-        """Whether something before was compared; else the fault may be in the code before."""
-        return self.before != "unknown"
-
 
 @dataclass(slots=True)
 class ComparedPair:
