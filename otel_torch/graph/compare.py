@@ -405,13 +405,13 @@ def _pair_sources(
         weak = all(source.is_weak for source in present)
         accused = any(source.is_accused for source in present)
         # what a surer source may have made wrong comes after it
-        is_behind = any(
+        is_downstream = any(
             not known.isdisjoint(source.suspects)
             for source, known in zip(pair, surest, strict=True)
             if source is not None
         )
         first_end = min(source.first_end for source in present)
-        order = (weak, not accused, first_end, is_behind, None in pair, indices not in meet, rank)
+        order = (weak, not accused, first_end, is_downstream, None in pair, indices not in meet, rank)
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
