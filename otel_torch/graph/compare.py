@@ -411,7 +411,15 @@ def _pair_sources(
             if source is not None
         )
         first_end = min(source.first_end for source in present)
-        order = (weak, not accused, first_end, is_downstream, None in pair, indices not in meet, rank)
+        order = (
+            weak,
+            not accused,
+            first_end,
+            is_downstream,
+            None in pair,
+            indices not in meet,
+            rank,
+        )
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 

@@ -16,6 +16,7 @@ from otel_torch.graph.equality import (
     PART,
     REORDERED,
     ROWS,
+    TERM,
     Side,
     has_information,
 )
@@ -48,6 +49,7 @@ class ComparedProgram:
         readers: The nodes that read each value.
         reads, makes: Those of the nodes, as lists.
         parts: Of values that were cut for the comparison, the parts.
+        terms: Values of several ranks that are right as terms of one sum.
         own_nodes: How many nodes the program itself has; readings come after them.
     """
 
@@ -65,6 +67,7 @@ class ComparedProgram:
     makes: list[list[int]]
     maker: list[int]
     parts: dict[int, list[int]]
+    terms: frozenset[int]
     own_nodes: int
 
     def label(self, node: int) -> tuple[int, int]:
@@ -226,6 +229,7 @@ def make_programs(
                 graph.nodes.makes.lists(),
                 graph.values.maker.tolist(),
                 _parts(graph),
+                _terms(graph, side),
                 int((~graph.nodes.is_reading).sum()),
             )
         )
@@ -258,6 +262,13 @@ def _parts(graph: Graph) -> dict[int, list[int]]:
         if len(made) > 1:
             parts.setdefault(int(graph.nodes.reads[node][0]), []).extend(made)
     return parts
+
+
+def _terms(graph: Graph, side: Side) -> frozenset[int]:
+    """Return the values that are right as terms of a sum of several."""
+    read = (graph.nodes.reads[node] for node in np.flatnonzero(graph.nodes.is_reading).tolist())
+    terms = {value for own in read if len(own) > 1 for value in own.tolist()}
+    return frozenset(value for value in terms if side.relation[value] == TERM)
 
 
 def _same_numbers(graphs: tuple[Graph, Graph], sides: tuple[Side, Side], place: int) -> Indices:

@@ -6,12 +6,12 @@ if they were the sum, a reduction over the ranks is missing: somewhere behind wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from otel_torch.graph.blame import DoubtSource
-from otel_torch.graph.equality import TERM
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import WRONG, ComparedProgram, made_from
 
@@ -30,7 +30,7 @@ def begin_with_terms(programs: Programs, pair: Pair) -> Pair:
     if programs[0].operation[nodes[0]] != programs[1].operation[nodes[1]]:
         return pair
     read = [
-        set(program.reads[node]) & _terms_of(program)
+        program.terms.intersection(program.reads[node])
         for program, node in zip(programs, nodes, strict=True)
     ]
     if bool(read[0]) == bool(read[1]):
@@ -48,22 +48,14 @@ def makers_of_terms(programs: Programs, side: int, value: int) -> tuple[int, int
     both programs; NOTHING where no operation does. None if the value is no term.
     """
     program = programs[side]
-    terms = _terms_of(program)
-    if value not in terms:
+    if value not in program.terms:
         return None
-    behind = made_from(program, [value], lambda own: own in terms) & terms
+    behind = made_from(program, [value], lambda own: own in program.terms) & program.terms
     makers = [program.maker[own] for own in behind if program.maker[own] >= 0]
     return _in_both(programs, side, min(makers)) if makers else None
 
 
-def _terms_of(program: ComparedProgram) -> set[int]:
-    """Return the values of several ranks that are right as terms of one sum."""
-    sums = np.flatnonzero(program.graph.nodes.is_reading).tolist()
-    read = {value for node in sums if len(program.reads[node]) > 1 for value in program.reads[node]}
-    return {value for value in read if program.side.relation[value] == TERM}
-
-
-def _computed_by(program: ComparedProgram, values: set[int]) -> set[int]:
+def _computed_by(program: ComparedProgram, values: Iterable[int]) -> set[int]:
     """Return the operations that computed values, before others only moved these."""
     moves = program.graph.nodes.moves
 
