@@ -131,7 +131,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return _version()
+        return globals().setdefault(name, _version())  # from now on an ordinary attribute
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -141,7 +141,7 @@ def __getattr__(name: str) -> object:
         # complete modules: the one asked for would be half loaded.
         importlib.import_module("torch")
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # from now on an ordinary attribute
+    globals()[name] = value  # likewise
     return value
 
 

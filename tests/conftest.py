@@ -73,9 +73,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return Scheduling(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from the million objects of the imported frameworks: many
-    tests collect, and so does the compiler.
+@pytest.fixture(scope="module", autouse=True)
+def a_small_heap() -> None:
+    """Keep the garbage collector, and what else walks the heap, away from the million objects of the
+    imported frameworks: many tests collect, each session looks for models, and so does the compiler.
     """
     gc.collect()
     gc.freeze()

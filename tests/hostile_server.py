@@ -9,7 +9,6 @@ waiting.
 
 from __future__ import annotations
 
-import functools
 import re
 import socket
 import struct
@@ -154,12 +153,14 @@ def endless(status: str) -> Answer:
     return answer
 
 
-@functools.cache
 def bomb(wbits: int) -> bytes:
-    """Return a megabyte that becomes ENDLESS_BYTES."""
+    """Return a megabyte that becomes ENDLESS_BYTES; the end of the stream is missing."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, wbits)
-    pieces = [compressor.compress(bytes(2**20)) for _ in range(ENDLESS_BYTES // 2**20)]
-    return b"".join([*pieces, compressor.flush()])
+    # after a full flush, equal bytes become equal pieces
+    first, piece = (
+        compressor.compress(bytes(2**20)) + compressor.flush(zlib.Z_FULL_FLUSH) for _ in range(2)
+    )
+    return first + piece * (ENDLESS_BYTES // 2**20 - 1)
 
 
 def explodes(status: str, encoding: str, wbits: int) -> Answer:

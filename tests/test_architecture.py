@@ -4,6 +4,7 @@ light to import, and where the documented changes are made.
 
 import ast
 import collections
+import functools
 import pathlib
 import re
 import subprocess
@@ -58,6 +59,7 @@ def imported_rooms(tree: ast.AST) -> set[str]:
     return rooms - {"__version__"}
 
 
+@functools.cache
 def room_imports() -> dict[str, dict[str, str]]:
     """Return, for each room, the rooms it imports, each with a file that does."""
     imports: dict[str, dict[str, str]] = collections.defaultdict(dict)

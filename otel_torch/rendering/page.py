@@ -11,6 +11,7 @@ Content-Security-Policy allows only the scripts whose hashes it lists.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,6 +122,7 @@ for (const [id, plot] of Object.entries(plots)) {
 """
 
 
+@functools.cache
 def plot_library() -> str:
     """Return the scripts of Vega; building them takes seconds.
 

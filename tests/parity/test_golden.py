@@ -150,8 +150,8 @@ def test_a_golden_recording_of_another_model_is_refused(recorded, tmp_path, caps
     path = tmp_path / "other.jsonl"
     with recording_to(path, grad=True):
         nn.Sequential(nn.Linear(3, 3))(torch.ones(1, 3))
-    capsys.readouterr()
     arguments = [str(recorded(eager)), str(recorded(bfloat16)), "--golden", str(path)]
+    capsys.readouterr()
     assert main(["diff", *arguments]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "other.jsonl cannot be compared with" in line

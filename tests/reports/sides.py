@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import environment, run_python
+from otel_torch.cli.main import main
+from tests.support import run_python
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -31,15 +32,18 @@ class Answer:
         return str(self.report["verdict"])
 
 
-def command(
-    tmp_path: Path, *arguments: str | Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run `otel-torch` with these arguments in `tmp_path`."""
-    return subprocess.run(
-        [sys.executable, "-m", "otel_torch", *map(str, arguments)],
-        cwd=tmp_path, env=environment(tmp_path, **variables) | {"OTEL_TORCH_ENABLED": ""},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+def command(folder: Path, *words: str | Path) -> tuple[int, str, str]:
+    """Run `otel-torch` with these arguments in this process, within a folder; return its exit status
+    and what it prints.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        status = main([str(word) for word in words])
+    return status, out.getvalue(), err.getvalue()
 
 
 def record(tmp_path: Path, case: str, side: str, **variables: str) -> Path:
@@ -71,8 +75,8 @@ def compare(tmp_path: Path, case: str, *options: str, **variables: str) -> Answe
 
 def diff(tmp_path: Path, reference: Path, port: Path, *options: str) -> Answer:
     """Compare two recordings by the command: its text and its JSON, which must agree in status."""
-    text = command(tmp_path, "diff", reference, port, *options)
+    status, out, err = command(tmp_path, "diff", reference, port, *options)
     machine = command(tmp_path, "diff", reference, port, "--json", "-", *options)
-    assert text.returncode == machine.returncode, (text, machine)
-    assert machine.stdout, machine.stderr
-    return Answer(text.returncode, text.stdout + text.stderr, json.loads(machine.stdout))
+    assert status == machine[0], (out, err, machine)
+    assert machine[1], machine[2]
+    return Answer(status, out + err, json.loads(machine[1]))

@@ -5,10 +5,10 @@ on.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import otel_torch
+from otel_torch.bisecting.processes import CommandPrograms
 from otel_torch.cli.main import main
 from otel_torch.parity.finding import Report
 from otel_torch.parity.report.next_steps import next_steps
@@ -63,8 +64,8 @@ def test_a_recording_that_was_cut_does_not_match(
     assert "1 forward of Denoiser" in answer.report["reason"]
     assert "matches" not in answer.text
     page = tmp_path / "page.html"
-    done = command(tmp_path, "diff", *sides, "--html", page)
-    assert done.returncode == 2 and done.stderr.startswith("otel_torch: partial: ")
+    status, _, error = command(tmp_path, "diff", *sides, "--html", page)
+    assert status == 2 and error.startswith("otel_torch: partial: ")
     assert "not everything was compared" in page.read_text()
     assert "matches the reference" not in page.read_text()
 
@@ -136,7 +137,7 @@ def run_next(folder: Path, report: Report, case: str, kind: str) -> Report:
             assert step.environment["OTEL_TORCH_ENABLED"] == "1"
             run_python(folder, PROGRAMS / case / "prog.py", side, kind, **step.environment)
         else:
-            status, out, err = main_in(folder, words[1:])
+            status, out, err = command(folder, *words[1:])
             assert status in (0, 1), (words, err)
             assert out.strip(), words
             if words[1] == "diff":
@@ -158,34 +159,33 @@ def place_of(report: Report) -> tuple[object, ...]:
     return first.module, first.port_module, first.side, first.port_side, first.step
 
 
-def main_in(folder: Path, words: list[str]) -> tuple[int, str, str]:
-    """Run a command in this process, within a folder."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        status = main(words)
-    return status, out.getvalue(), err.getvalue()
-
-
 @pytest.mark.parametrize("kind", sample(LINES, 2))
-def test_a_robot_that_knows_nothing_but_next_finds_the_line(tmp_path: Path, kind: str) -> None:
+def test_a_robot_that_knows_nothing_but_next_finds_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     prog = PROGRAMS / "next" / "prog.py"
     programs = {
         f"{name}_COMMAND": [sys.executable, str(prog), side, kind]
         for name, side in (("REFERENCE", "ref"), ("PORT", "port"))
     }
+
+    def start(words: Sequence[str], settings: Mapping[str, str]) -> object:
+        return run_python(tmp_path, Path(words[1]), *words[2:], **settings)
+
+    def start_for_bisect(
+        programs: object, words: Sequence[str], folder: Path, side: str, title: str, settings: Mapping[str, str]
+    ) -> float:  # fmt: skip
+        variables = {f"OTEL_TORCH_{name.upper()}": value for name, value in settings.items()}
+        start(words, variables | {"OTEL_TORCH_JSONL": str(folder.resolve() / "recording.jsonl")})
+        return 0.0
+
+    # forked, as all programs here: `tests/cli/test_bisect.py` runs real commands
+    monkeypatch.setattr(CommandPrograms, "_start", start_for_bisect)
     for words, file in zip(programs.values(), ("ref.jsonl", "port.jsonl"), strict=True):
-        settings = {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": file}
-        run_python(tmp_path, prog, *words[2:], **settings)
-    robot = Robot(
-        tmp_path,
-        programs,
-        lambda words, settings: run_python(tmp_path, Path(words[1]), *words[2:], **settings),
+        start(words, {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": file})
+    answer = Robot(tmp_path, programs, start).follow(
+        ["otel-torch", "diff", "ref.jsonl", "port.jsonl"]
     )
-    answer = robot.follow(["otel-torch", "diff", "ref.jsonl", "port.jsonl"])
     assert answer["schema"] == "otel_torch.bisect/1"
     assert LINES[kind] in answer["faults"][0]["port_line"]["text"]
 

@@ -18,6 +18,7 @@ import torch
 
 import otel_torch
 from tests.corpora.case import SIDE
+from tests.reports.sides import command
 from tests.support import environment, recording_to, run_python
 
 pytest.importorskip("safetensors")
@@ -53,12 +54,9 @@ def record(folder: Path, name: str, *arguments: str, **variables: str) -> None:
 
 def diff(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """Run `otel-torch diff`; return its JSON and its screen."""
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "diff", *arguments, "--json", "diff.json"],
-        cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    return json.loads((folder / "diff.json").read_text()), " ".join(done.stdout.split())
+    status, out, err = command(folder, "diff", *arguments, "--json", "diff.json")
+    assert status == 1, err
+    return json.loads((folder / "diff.json").read_text()), " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -147,8 +145,8 @@ def test_the_commands_lead_to_the_line(tmp_path: Path) -> None:
     report, _ = diff(tmp_path, "reference.jsonl", "port.jsonl")
     assert report["first"]["cause"] is None and report["first"]["breakdown"] == []
 
-    for command in commands(tmp_path, "reference.jsonl", "port.jsonl"):
-        last = run(tmp_path, command)
+    for line in commands(tmp_path, "reference.jsonl", "port.jsonl"):
+        last = run(tmp_path, line)
     assert last.returncode == 1, last.stderr
     assert re.search(
         r"First divergence: \S+\.py:\d+ of the port computes something else", screen(last)

@@ -390,16 +390,9 @@ class Page(html.parser.HTMLParser):
         assert all(character.isprintable() or character == "\n" for character in texts)
 
 
-@pytest.fixture(scope="module")
-def library():
-    """Return the scripts of Vega, which take seconds to assemble."""
-    pytest.importorskip("vl_convert")
-    return otel_torch.rendering.page.plot_library()
-
-
 @pytest.fixture
-def page(tmp_path, monkeypatch, library):
-    monkeypatch.setattr(otel_torch.rendering.page, "plot_library", lambda: library)
+def page(tmp_path):
+    pytest.importorskip("vl_convert")
 
     def make(report):
         path = tmp_path / "new" / "report.html"
@@ -544,6 +537,7 @@ def test_a_hundred_thousand_pairs_make_a_page_that_opens(page, tmp_path):
 
 
 def test_without_the_plotting_library_one_line_says_what_to_install(tmp_path, monkeypatch):
+    otel_torch.rendering.page.plot_library.cache_clear()
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(
         ModuleNotFoundError,

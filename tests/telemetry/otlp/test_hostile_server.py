@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.cli.test_send import log_line, run_send, write
-from tests.hostile_server import ANSWERS, ESCAPES, HostileServer, answers, bomb
+from tests.hostile_server import ANSWERS, ESCAPES, HostileServer, answers
 from tests.otlp_receiver import Receiver
 from tests.telemetry.otlp.test_delivery import lost
 from tests.telemetry_support import drive
@@ -63,15 +63,7 @@ def unlimited_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc, "server", lambda pool: make(pool, options=options))
 
 
-@pytest.fixture(scope="module")
-def bombs() -> None:
-    """Make the bombs before a request waits for one."""
-    for window_bits in (15, 31):
-        bomb(window_bits)
-
-
 @pytest.mark.parametrize("name", [name for name in ANSWERS if "length" in name or "bomb" in name])
-@pytest.mark.usefixtures("bombs")
 def test_an_answer_takes_no_memory_whatever_its_size(tmp_path: Path, name: str) -> None:
     with HostileServer(ANSWERS[name]) as server:
         done = drive(tmp_path, NINE + "finish(20)\n" + PRINT_PEAK, **LOGS, **server.environment)
