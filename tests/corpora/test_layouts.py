@@ -8,6 +8,7 @@ import pytest
 
 from otel_torch.parity.finding import Report
 from tests.corpora import corpus_of
+from tests.corpora.bisected import Bisected
 from tests.corpora.checks import cases_of, check, fixture_of
 from tests.corpora.layouts.cases import FEWEST, case_of
 from tests.corpora.scores import Board, score
@@ -23,8 +24,21 @@ QUICK_OF_LATER = (
     "t5_heads decoder.0.ff.averaged", "vae_strips uneven", "video_frames own_frames",
 )  # fmt: skip
 
+# what `bisect` says of some: a piece of the line of its first finding in either program
+LINES_OF_LATER = {
+    "vae_strips own_pixels": "y = F.scaled_dot_product_attention(q, k, v)",
+    "t5_heads decoder.0.ff.averaged": "return y / SIZE",
+    "video_frames ranks=4 own_tail": "x = torch.cat([frames_before(x, 2), x])",
+    "ulysses_dit ragged padding_attended": "y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask",
+    "gshard gate_not_reduced": "gates = self.wg(x).softmax(-1)",
+}
+# the model is gone before what the ranks copy back after their last step is seen
+ACCUSED = ("flat_shards stage=2", "flat_shards stage=2 ranks=4")
+
 board = fixture_of(LAYOUTS)
-later_board = fixture_of(corpus_of("later_layouts"))
+LATER = corpus_of("later_layouts")
+later_board = fixture_of(LATER)
+bisected_board = fixture_of(Bisected(LATER))
 
 
 def compare(board: Board, *words: str) -> Report:
@@ -115,3 +129,16 @@ def test_the_scoreboard_tells_what_is_right_from_what_is_not(board):
     assert graded(fault, "") == "false"
     assert graded(clean, said) == "missed"
     assert graded(clean, "") == "silent"
+
+
+@pytest.mark.parametrize(
+    "name",
+    sample([name for name, case in LATER.cases.items() if case.clean and name not in ACCUSED]),
+)
+def test_bisect_accuses_no_clean_layout(bisected_board, name):
+    assert bisected_board.ours(name).grade == "silent"
+
+
+@pytest.mark.parametrize("name", sample(LINES_OF_LATER, len(LINES_OF_LATER)))
+def test_bisect_names_the_line_of_a_layout(bisected_board, name):
+    assert LINES_OF_LATER[name] in bisected_board.ours(name).said
