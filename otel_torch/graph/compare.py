@@ -392,8 +392,7 @@ def _pair_sources(
     pairs += list(zip(rest[0][:common], rest[1][:common], strict=True))
     pairs += [(own, None) for own in rest[0][common:]] + [(None, o) for o in rest[1][common:]]
     meet = {(own, other) for overlap, _, own, other in scored if overlap}
-    surest = [{source.origin for source in side if source.is_accused} for side in sources]
-    found: list[tuple[tuple[bool, bool, int, bool, bool, bool, int], Pair]] = []
+    found: list[tuple[tuple[bool, bool, int, bool, bool, int], Pair]] = []
     for indices in pairs:
         first, second = indices
         pair: Pair = (
@@ -404,22 +403,8 @@ def _pair_sources(
         rank = min(index for index in indices if index is not None)
         weak = all(source.is_weak for source in present)
         accused = any(source.is_accused for source in present)
-        # what a surer source may have made wrong comes after it
-        is_downstream = any(
-            not known.isdisjoint(source.suspects)
-            for source, known in zip(pair, surest, strict=True)
-            if source is not None
-        )
         first_end = min(source.first_end for source in present)
-        order = (
-            weak,
-            not accused,
-            first_end,
-            is_downstream,
-            None in pair,
-            indices not in meet,
-            rank,
-        )
+        order = (weak, not accused, first_end, None in pair, indices not in meet, rank)
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 

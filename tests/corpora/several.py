@@ -25,7 +25,7 @@ from tests.corpora import corpus_of
 from tests.corpora.bisected import Bisected
 from tests.corpora.case import Case, Line, Right, in_both, sides_of
 from tests.corpora.judge_lines import describe, grade_line
-from tests.corpora.scores import Corpus
+from tests.corpora.scores import Corpus, Recorder
 from tests.corpora.side import side
 from tests.corpora.truth import tensors_in
 
@@ -195,7 +195,9 @@ def main() -> None:
         for port in draw(options.count, options.seed):
             if options.only not in port.case.name:
                 continue
-            answer = bisected[port.corpus].bisect(port.case, "fp32", Path(folder))
+            answer = bisected[port.corpus].bisect(
+                port.case, "fp32", Recorder(corpus_of(port.corpus), Path(folder))
+            )
             outcome = judge(port, answer)
             outcomes.append(outcome)
             verdict = "complete" if outcome.is_complete else "not complete"

@@ -30,7 +30,6 @@ LINES_OF_LATER = {
     "t5_heads decoder.0.ff.averaged": "return y / SIZE",
     "video_frames ranks=4 own_tail": "x = torch.cat([frames_before(x, 2), x])",
     "ulysses_dit ragged padding_attended": "y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask",
-    "gshard gate_not_reduced": "gates = self.wg(x).softmax(-1)",
 }
 # the model is gone before what the ranks copy back after their last step is seen
 ACCUSED = ("flat_shards stage=2", "flat_shards stage=2 ranks=4")

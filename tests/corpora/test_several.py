@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.corpora import corpus_of
 from tests.corpora.bisected import Bisected
+from tests.corpora.scores import Recorder
 from tests.corpora.several import FaultyPort, judge, together
 
 CAUSES = corpus_of("causes")
@@ -19,7 +20,7 @@ def port_with(*names: str) -> FaultyPort | None:
 def test_both_faults_of_a_port_are_named_and_the_grade_needs_both(tmp_path: Path) -> None:
     port = port_with("wan_cubed", "wan_gate_missing")
     assert port is not None
-    answer = Bisected(CAUSES).bisect(port.case, "fp32", tmp_path)
+    answer = Bisected(CAUSES).bisect(port.case, "fp32", Recorder(CAUSES, tmp_path))
     outcome = judge(port, answer)
     assert outcome.is_complete and (outcome.named, outcome.proven) == (2, 2)
     other = CAUSES.cases["wan_weight_not_loaded"].right
