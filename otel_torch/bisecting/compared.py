@@ -121,7 +121,7 @@ class ComparedRank:
 
     def paths(self, run: ProgramRun) -> list[Path]:
         """Return the recordings of a run that are compared here."""
-        return list(run.recordings.values()) if self.is_divided else [run.recordings[self.rank]]
+        return _compared_paths(run, self.rank, self.is_divided)
 
     def finding(self, fault: GraphFault) -> Finding:
         """Return a fault in the names of both programs."""
@@ -305,18 +305,16 @@ class ComparedRuns:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether only rows can tell more, which were not measured yet: no end of one program has
-        the size of the other's, or ranks pad what one process has.
+        """Whether rows, not measured yet, are all that can tell more: no end of one program has the
+        size of the other's, or ranks pad their parts.
         """
         comparison = self.leading.comparison
-        if comparison.has_rows:
-            return False
         is_padded = self.leading.is_divided and comparison.has_padded_ends
-        return is_padded or not comparison.is_comparable
+        return not comparison.has_rows and (is_padded or not comparison.is_comparable)
 
     @property
     def may_share_rows(self) -> bool:
-        """Whether recording rows could tell more: they are needed, or the programs split their
+        """Whether measuring rows could tell more: they are needed, or the programs split their
         tokens or batch differently.
         """
         comparison = self.leading.comparison
@@ -379,8 +377,7 @@ def compare_runs(
     is_split = is_one_beside_several(reference, port)
 
     def sources(run: ProgramRun, rank: int) -> Iterable[RecordingSource]:
-        paths = run.recordings.values() if is_split else [run.recordings[rank]]
-        return map(RecordingSource, paths)
+        return map(RecordingSource, _compared_paths(run, rank, is_split))
 
     def compare(rank: int) -> ComparedRank:
         own = read(*sources(reference, rank), has_loops=is_one_program)
@@ -400,6 +397,10 @@ def compare_runs(
         return ComparedRank(rank, recorded, comparison, is_split)
 
     return ComparedRuns(reference, port, tuple(map(compare, common[:1] if is_split else common)))
+
+
+def _compared_paths(run: ProgramRun, rank: int, is_divided: bool) -> list[Path]:
+    return list(run.recordings.values()) if is_divided else [run.recordings[rank]]
 
 
 def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:

@@ -139,7 +139,7 @@ def _error(reference: _OutermostTensor, port: _OutermostTensor) -> float | None:
 
 
 def _joined(ranks: Sequence[_Program]) -> _Program:
-    """Return the outermost tensors of ranks, of which each has as many, as those of one program."""
+    """Merge the outermost tensors of all ranks, one by one in their order."""
     tensors = [
         own[0]._replace(
             numel=np.concatenate([rank.numel for rank in own]),

@@ -163,15 +163,13 @@ class GraphComparison:
 
     @property
     def has_padded_ends(self) -> bool:
-        """Whether a wrong end is neither a part nor a multiple of its counterpart: ranks pad it."""
-        sizes = (
-            [
-                int(graph.values.numel[graph.ends[end]])
-                for graph, end in zip(self.graphs, ends, strict=True)
-            ]
-            for ends in ((pair.reference, pair.port) for pair in self.ends if not pair.is_right)
-        )
-        return any(min(own) > 0 and max(own) % min(own) for own in sizes)
+        """Whether a wrong end's size neither divides nor is a multiple of its counterpart's: ranks
+        pad it.
+        """
+        reference, port = (graph.values.numel[graph.ends].tolist() for graph in self.graphs)
+        wrong = [pair for pair in self.ends if not pair.is_right]
+        sizes = [sorted((reference[pair.reference], port[pair.port])) for pair in wrong]
+        return any(smaller > 0 and larger % smaller for smaller, larger in sizes)
 
     @property
     def has_rows(self) -> bool:

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.shapes import have_same_order
-from otel_torch.graph.states import RIGHT, ComparedProgram
-
-Programs = tuple[ComparedProgram, ComparedProgram]
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
-from otel_torch.graph.states import RIGHT, ComparedProgram, computed_from
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from
 
-Programs = tuple[ComparedProgram, ComparedProgram]
 Limits = tuple[Floats, Floats]
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from otel_torch.graph.ends import EndPair, Limits, Programs, compare_ends, values_of_ends
-from otel_torch.graph.states import RIGHT, ComparedProgram, made_from
+from otel_torch.graph.ends import EndPair, Limits, compare_ends, values_of_ends
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, made_from
 
 
 def add_exchanged(

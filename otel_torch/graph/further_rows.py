@@ -28,11 +28,10 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     is_weight = np.array([kind in WEIGHT_KINDS for kind in graph.leaf_kinds] + [False], bool)
     is_constant = [False] * len(values)
     widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
-    counts = values.numel // np.maximum(widths, 1)
-    has_zeros = _have_zeros(graph)
+    rows = (values.numel // np.maximum(widths, 1)).tolist()
+    are_padded = _are_padded(graph)
     is_given = (values.leaf != NOTHING) & ~is_weight[values.leaf]
-    comes = (is_given & (is_unknown | has_zeros)).tolist()
-    rows, has_zeros = counts.tolist(), has_zeros.tolist()
+    comes = (is_given & (is_unknown | are_padded)).tolist()
 
     def most_rows(some: list[int]) -> int:
         return max((rows[value] for value in some), default=0)
@@ -45,7 +44,7 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
             has_more = True
         elif is_moving:
             has_more = 0 < len(computed) < len(reads) and _are_joined(graph, reads, makes)
-            has_more |= any(has_zeros[value] for value in makes)
+            has_more |= bool(are_padded[makes].any())
         else:
             has_more = 0 < most_rows(computed) < most_rows(makes)
         for value in makes:
@@ -53,8 +52,8 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     return np.array(comes, bool)
 
 
-def _have_zeros(graph: Graph) -> Flags:
-    """Return which values have rows of zeros, and others."""
+def _are_padded(graph: Graph) -> Flags:
+    """Return which values have rows of zeros beside others."""
     rows = graph.values.rows
     is_zero = sketch_norms(rows.content) == 0
     zeros, others = (

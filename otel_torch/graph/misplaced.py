@@ -15,7 +15,7 @@ import numpy as np
 from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, made_from
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, before_moves, made_from
 
 
 def acquitted_leaves(comparison: GraphComparison, fault: GraphFault) -> frozenset[int]:
@@ -24,7 +24,7 @@ def acquitted_leaves(comparison: GraphComparison, fault: GraphFault) -> frozense
     if fault.port is None or fault.port.leaf != NOTHING:
         return frozenset()
     reads = [read for read in program.reads[fault.port.nodes[0]] if read >= 0]
-    _, computed = _before_moves(program, reads)
+    _, computed = before_moves(program, reads)
     right = {value for value in computed if program.state[value] == RIGHT}
     behind = made_from(
         program, right, lambda value: value in right or program.state[value] != RIGHT
@@ -65,7 +65,7 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
         for program, node, other in zip(programs, nodes, groups[::-1], strict=True)
     ]
     moves, sources = zip(
-        *(_before_moves(program, own) for program, own in zip(programs, reads, strict=True)),
+        *(before_moves(program, own) for program, own in zip(programs, reads, strict=True)),
         strict=True,
     )
     if _groups(programs[0], sources[0]) == _groups(programs[1], sources[1]):
@@ -98,7 +98,7 @@ def misplaced_rows(comparison: GraphComparison, fault: GraphFault) -> list[int]:
     chosen, among = (np.zeros(len(program.maker), bool) for program in (port, reference))
     for node in {*fault.reference.nodes, *fault.reference.region}:
         reads = {read for read in reference.reads[node] if read >= 0}
-        among[[*reads, *_before_moves(reference, reads)[1]]] = True
+        among[[*reads, *before_moves(reference, reads)[1]]] = True
     for node in (*fault.port.nodes[:1], *fault.port.region):
         for read in port.reads[node]:
             is_computed = read >= 0 and port.maker[read] >= 0 and port.is_informed[read]
@@ -111,18 +111,6 @@ def misplaced_rows(comparison: GraphComparison, fault: GraphFault) -> list[int]:
     anywhere = find_equal_rows(*graphs, limits, chosen, np.ones(len(among), bool))
     values: list[int] = here.values[here.unmatched > anywhere.unmatched].tolist()
     return values
-
-
-def _before_moves(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
-    """Return the nodes that only moved some values, and what they were moved from."""
-
-    def is_moved(value: int) -> bool:
-        node = program.maker[value]
-        return node >= 0 and bool(program.graph.nodes.moves[node])
-
-    moved = made_from(program, values, is_moved)
-    nodes = {program.maker[value] for value in moved if is_moved(value)}
-    return nodes, {value for value in moved if not is_moved(value)}
 
 
 def _ancestors(program: ComparedProgram, values: Iterable[int]) -> set[int]:

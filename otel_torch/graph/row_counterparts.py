@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_torch.graph.counterparts import (
-    Programs,
     is_beside,
     root_of,
     weights_alone,
@@ -27,7 +26,7 @@ from otel_torch.graph.distances import distinct, sketch_norms
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import NOTHING, Floats, Indices
 from otel_torch.graph.shapes import have_same_order
-from otel_torch.graph.states import RIGHT, ComparedProgram
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs
 
 # pairs of rows whose distances are in memory at once
 _PAIRS_AT_ONCE = 1 << 22

@@ -95,6 +95,9 @@ class ComparedProgram:
         return self.label(node), self.operands(node)
 
 
+Programs = tuple[ComparedProgram, ComparedProgram]
+
+
 def made_from(
     program: ComparedProgram, values: Iterable[int], goes_on: Callable[[int], bool]
 ) -> set[int]:
@@ -108,6 +111,18 @@ def made_from(
             found |= new
             waiting += new
     return found
+
+
+def before_moves(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
+    """Return the nodes that only moved some values, and what they were moved from."""
+
+    def is_moved(value: int) -> bool:
+        node = program.maker[value]
+        return node >= 0 and bool(program.graph.nodes.moves[node])
+
+    moved = made_from(program, values, is_moved)
+    nodes = {program.maker[value] for value in moved if is_moved(value)}
+    return nodes, {value for value in moved if not is_moved(value)}
 
 
 def computed_from(program: ComparedProgram, value: int) -> set[int]:

@@ -6,16 +6,14 @@ if they were the sum, a reduction over the ranks is missing: somewhere behind wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from otel_torch.graph.blame import DoubtSource
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import WRONG, ComparedProgram, made_from
+from otel_torch.graph.states import WRONG, ComparedProgram, Programs, before_moves, made_from
 
-Programs = tuple[ComparedProgram, ComparedProgram]
 Pair = tuple[DoubtSource | None, DoubtSource | None]
 
 
@@ -36,7 +34,8 @@ def begin_with_terms(programs: Programs, pair: Pair) -> Pair:
     if bool(read[0]) == bool(read[1]):
         return pair
     side = 0 if read[0] else 1
-    makers = _computed_by(programs[side], read[side])
+    _, computed = before_moves(programs[side], read[side])
+    makers = [programs[side].maker[value] for value in computed if programs[side].maker[value] >= 0]
     if not makers or _is_summed_later(programs[side], nodes[side]):
         return pair
     begins = _in_both(programs, side, min(makers))
@@ -53,18 +52,6 @@ def makers_of_terms(programs: Programs, side: int, value: int) -> tuple[int, int
     behind = made_from(program, [value], lambda own: own in program.terms) & program.terms
     makers = [program.maker[own] for own in behind if program.maker[own] >= 0]
     return _in_both(programs, side, min(makers)) if makers else None
-
-
-def _computed_by(program: ComparedProgram, values: Iterable[int]) -> set[int]:
-    """Return the operations that computed values, before others only moved these."""
-    moves = program.graph.nodes.moves
-
-    def is_moved(value: int) -> bool:
-        return program.maker[value] >= 0 and bool(moves[program.maker[value]])
-
-    behind = made_from(program, values, is_moved)
-    makers = {program.maker[value] for value in behind if not is_moved(value)}
-    return {node for node in makers if node >= 0}
 
 
 def _in_both(programs: Programs, side: int, node: int) -> tuple[int, int]:
@@ -87,9 +74,7 @@ def _moved(source: DoubtSource, origin: int) -> DoubtSource:
 
 
 def _is_summed_later(program: ComparedProgram, node: int) -> bool:
-    """Return whether what a node makes goes on to be the same on several ranks: it is reduced, but
-    too late.
-    """
+    """Return whether the ranks reduce a node's result later: from there on all have the same."""
     waiting = list(program.makes[node])
     if any(_is_replicated(program, value) for value in waiting):
         return False

@@ -1,4 +1,4 @@
-"""Where a comparison reads its rows: from a file, or from memory what was made of other files.
+"""Where a comparison reads its rows: a file, or rows in memory that were made from other files.
 
     one file                            RecordingSource
     shards of ranks as one recording    MadeRecording, of `merge_shards`

@@ -21,7 +21,7 @@ from tests.corpora.side import side
 
 
 class Bisected(Operations):
-    """A corpus of which each pair is bisected: programs of one process in this one, ranks in theirs."""
+    """A corpus whose pairs are bisected: single processes in this one, ranks in their own."""
 
     engine = BISECT
 
@@ -62,7 +62,7 @@ def _call(run: Run, variant: str) -> Callable[[], object]:
 
 
 class RankPrograms:
-    """Two programs of which one at least runs in several ranks, started as the corpus starts them."""
+    """Two programs, at least one of them on several ranks, started as the corpus starts them."""
 
     def __init__(self, programs: Mapping[SideName, Run], recorder: Recorder, folder: Path) -> None:
         self._programs, self._recorder, self.folder = programs, recorder, folder

@@ -210,7 +210,7 @@ def test_of_ten_thousand_modules_only_what_is_in_sight_exists(page, tmp_path):
 
 
 def told(page):
-    """What the address says, once it is said."""
+    """Return the fragment of the address after the page has had time to write it."""
     return page.evaluate(
         "new Promise(done => setTimeout(() => done(location.hash), 2 * ADDRESS_DELAY))"
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.numbering import Numbering
+from otel_torch.parity.recording_source import Warn
 from otel_torch.recording.metadata import read_metadata
 
 Metadata = dict[str, Any]
-Warn = Callable[[str], None]
 
 
 def merge_metadata(

@@ -40,8 +40,8 @@ class RecordedProgram:
     ends: Sequence[Row]
     has_loops: bool = False
 
-    def loop_of(self, node: int) -> tuple[Any, Any]:
-        """Return rank and loop of a node, with None where only the last loop has results."""
+    def run_of(self, node: int) -> tuple[Any, Any]:
+        """Return what a node's results belong to: a rank, and a loop if each has results."""
         row = self.nodes[node]
         return row.get("rank"), row.get("loop") if self.has_loops else None
 
@@ -155,7 +155,8 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
 
 
 def _results(program: RecordedProgram) -> list[int]:
-    """Return the values that a rank made after its last end, of a loop, and reads no more.
+    """Return the values that a rank, or each of its loops, made after its last end and reads no
+    more.
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
     then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.
@@ -164,8 +165,8 @@ def _results(program: RecordedProgram) -> list[int]:
     last: defaultdict[tuple[Any, Any], int] = defaultdict(lambda: NOTHING)
     for node in map(program.maker, ended):
         if node != NOTHING:
-            loop = program.loop_of(node)
-            last[loop] = max(last[loop], node)
+            run = program.run_of(node)
+            last[run] = max(last[run], node)
     made: defaultdict[int, list[int]] = defaultdict(list)
     for number, (_, maker) in program.values.items():
         made[maker].append(number)
@@ -175,7 +176,7 @@ def _results(program: RecordedProgram) -> list[int]:
         if used.isdisjoint(numbers):
             if row.get("moves") and (len(program.reads[node]) == 1 or row["op"] == REREAD):
                 continue
-            is_later = node > last[program.loop_of(node)]
+            is_later = node > last[program.run_of(node)]
             if is_later and row.get("phase") != "backward" and "inside" not in row:
                 results += reversed(numbers)
         used.update(program.reads[node])
