@@ -29,7 +29,7 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import EndPair
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.layouts import Axes, Layouts
+from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
 from otel_torch.graph.states import RIGHT, use_weights_equally
 from otel_torch.parity.finding import Finding, Report
@@ -38,7 +38,6 @@ from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
 from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.graph_values import (
-    PUT_LABEL,
     ValueKey,
     copy_rows,
     copy_value,
@@ -58,12 +57,16 @@ class Exchange(NamedTuple):
 
     Attributes:
         reference: A value of the reference.
+        held: The part of it that is put in place, as a rank has it; else the value itself.
         axes: An axis of that value and the same axis of the port's, beside which all others keep
             their order; None if that is not known.
+        part: Which elements of each axis are the part; None for all.
     """
 
     reference: RankedKey
+    held: RankedKey
     axes: Axes | None
+    part: Part | None
 
     @property
     def references(self) -> tuple[RankedKey, ...]:
@@ -74,7 +77,7 @@ class Exchange(NamedTuple):
         """Write what is put in place, if the value was kept in a folder."""
         source = kept / file_name(*self.reference)
         if source.exists():
-            copy_value(source, target, self.axes)
+            copy_value(source, target, self.axes, self.part)
 
 
 class RowExchange(NamedTuple):
@@ -114,10 +117,29 @@ class ComparedRank:
     comparison: GraphComparison
     is_divided: bool = False
 
+    @property
+    def has_reference_on_ranks(self) -> bool:
+        """Whether the reference runs in several ranks and the port in one process, so that the
+        port's values are put together of theirs.
+        """
+        return bool(self.comparison.graphs[0].values.process.any())
+
     @cached_property
     def counterparts(self) -> Mapping[int, AnyCounterpart]:
         """What each value of the port that is not right should be, where that is known."""
-        return counterparts_of(self.comparison)
+        if self.has_reference_on_ranks:
+            return {}
+        return {
+            value: own
+            for value, own in counterparts_of(self.comparison).items()
+            if self._is_held(own)
+        }
+
+    def _is_held(self, own: AnyCounterpart) -> bool:
+        """Return whether it is known what of a value of the reference the port should have."""
+        if isinstance(own, RowCounterpart):
+            return True
+        return self._layouts.held(own.reference, own.port) is not None
 
     def paths(self, run: ProgramRun) -> list[Path]:
         """Return the recordings of a run that are compared here."""
@@ -140,8 +162,6 @@ class ComparedRank:
             without: Values of the port whose exchange is of no use.
             suspects: What of the port may be at fault at all, if a trial has shown it.
         """
-        if self.is_divided:
-            return None
         counterparts = self.counterparts
         if without:
             counterparts = {
@@ -149,7 +169,8 @@ class ComparedRank:
                 for value, own in counterparts.items()
                 if self.port_key(own.port) not in without
             }
-        return find_cut(self.comparison, fault, counterparts, suspects)
+        cut = find_cut(self.comparison, fault, counterparts, suspects)
+        return cut if cut is not None and all(map(self._is_held, cut.exchanges)) else None
 
     def suspects_after(self, trial: ComparedRank, exchanges: Iterable[RankedKey]) -> set[Origin]:
         """Return what of the port may still have made values wrong that a trial has exchanged.
@@ -157,12 +178,12 @@ class ComparedRank:
         The reference's values behind them show what else leads to right results.
         """
         reference, port = trial.comparison.programs
-        own, names = by_key(self.recorded.port), by_key(trial.recorded.port)
-        exchanged = [names[key.value] for key in exchanges if key.value in names]
+        own, names = self.values_of_port, trial.values_of_port
+        exchanged = [names[key] for key in exchanges if key in names]
         suspects = set()
         for origin in find_suspects(port, reference, exchanged):
             value = -1 - origin if origin < 0 else port.makes[origin][0]
-            key = _key(trial.recorded.port, value)
+            key = trial.port_key(value)
             if key in own:
                 suspects.add(origin_of(self.comparison.programs[1], own[key]))
         return suspects
@@ -203,8 +224,11 @@ class ComparedRank:
                     (self.reference_key(value), rows, places) for value, rows, places in own.sources
                 )
             )
-        axes = self._layouts.of(own.reference, own.port)
-        return Exchange(self.reference_key(own.reference), axes)
+        held = self._layouts.held(own.reference, own.port)
+        assert held is not None
+        whole, part = self._layouts.part(held)
+        axes = self._layouts.axes(held, own.port)
+        return Exchange(self.reference_key(whole), self.reference_key(held), axes, part)
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
         """Return whether a result of the port is right here, and wrong in a trial."""
@@ -244,11 +268,16 @@ class ComparedRank:
 
     def reference_key(self, value: int) -> RankedKey:
         """Return a value of the reference as its recording names it."""
-        return RankedKey(_key(self.recorded.reference, value), self.rank)
+        return _key(self.recorded.reference, value, self.rank)
 
     def port_key(self, value: int) -> RankedKey:
         """Return a value of the port as its recording names it."""
-        return RankedKey(_key(self.recorded.port, value), self.rank)
+        return _key(self.recorded.port, value, self.rank)
+
+    @cached_property
+    def values_of_port(self) -> dict[RankedKey, int]:
+        """The values of the port by their names."""
+        return by_key(self.recorded.port, self.rank)
 
     def wrong_in_reference(self) -> Iterator[tuple[int, int]]:
         """Yield the values that the reference has and the port has not, with their sizes."""
@@ -257,13 +286,11 @@ class ComparedRank:
             if not is_beside(program, value):
                 yield value, max(int(program.graph.values.numel[value]), 0)
 
-    def moved_from(self, keys: Iterable[RankedKey]) -> set[ValueKey]:
+    def moved_from(self, keys: Iterable[RankedKey]) -> set[RankedKey]:
         """Return values of the port, and what only rearranges them."""
-        names = {key.value for key in keys if key.rank == self.rank}
-        places = range(len(self.recorded.port.places))
-        values = [value for value in places if _key(self.recorded.port, value) in names]
+        values = [self.values_of_port[key] for key in keys if key in self.values_of_port]
         moved = moved_from(self.comparison.programs[1], values)
-        return {_key(self.recorded.port, value) for value in moved}
+        return set(map(self.port_key, moved))
 
     def is_unrecorded(self, fault: GraphFault) -> bool:
         """Return whether a fault is in what came from steps that were not recorded."""
@@ -272,20 +299,20 @@ class ComparedRank:
             for graph, place in zip(self.comparison.graphs, fault.places, strict=True)
         )
 
-    def results(self, fault: GraphFault) -> frozenset[ValueKey]:
+    def results(self, fault: GraphFault) -> frozenset[RankedKey]:
         """Return what the port computes from what a fault begins with."""
         program = self.comparison.programs[1]
         begins = moved_from(program, begins_of(program, fault.port))
         readers = {node for value in begins for node in program.readers[value]}
         made = {value for node in readers for value in program.makes[node]} - begins
-        return frozenset(_key(self.recorded.port, value) for value in made)
+        return frozenset(map(self.port_key, made))
 
     @cached_property
-    def right(self) -> dict[ValueKey, bool]:
+    def right(self) -> dict[RankedKey, bool]:
         """Whether each value of the port that can identify a place is right."""
         program = self.comparison.programs[1]
         return {
-            _key(self.recorded.port, value): bool(program.state[value] == RIGHT)
+            self.port_key(value): bool(program.state[value] == RIGHT)
             for value in program.is_informed.nonzero()[0].tolist()
         }
 
@@ -413,21 +440,24 @@ def _exchanged(
     recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, AnyExchange]
 ) -> list[tuple[int, int]]:
     """Return the values of reference and port that were exchanged in a rank's recording."""
-    reference, port = recorded.map(by_key)
+    reference, port = recorded.map(lambda own: by_key(own, rank))
     return [
-        (reference[own.reference.value], port[key.value])
+        (reference[own.held], port[key])
         for key, own in exchanges.items()
-        if isinstance(own, Exchange)
-        and key.rank == rank
-        and key.value._replace(label=f"{PUT_LABEL}{key.value.label}") in port
+        if isinstance(own, Exchange) and key._replace(value=key.value.as_put()) in port
     ]
 
 
-def by_key(recorded: RecordedGraph) -> dict[ValueKey, int]:
-    """Return the values of a recording by their names."""
-    return {_key(recorded, value): value for value in range(len(recorded.places))}
+def by_key(recorded: RecordedGraph, rank: int) -> dict[RankedKey, int]:
+    """Return the values of a recording by their names.
+
+    Args:
+        rank: Of a recording of one process.
+    """
+    return {_key(recorded, value, rank): value for value in range(len(recorded.places))}
 
 
-def _key(recorded: RecordedGraph, value: int) -> ValueKey:
+def _key(recorded: RecordedGraph, value: int, rank: int) -> RankedKey:
     place = recorded.places[value]
-    return ValueKey(place.loop or 0, place.step or 0, place.tensor or "")
+    key = ValueKey(place.loop or 0, place.step or 0, place.tensor or "")
+    return RankedKey(key, rank if place.rank is None else place.rank)

@@ -31,12 +31,12 @@ def add_errors(
     """
     rank = first.leading
     answer.after = last.report(rank.rank)
-    known = rank.recorded.map(by_key)
+    known = rank.recorded.map(lambda recorded: by_key(recorded, rank.rank))
     pairs: list[ComparedPair] = []
     rows: list[tuple[int, int]] = []
     for pair in answer.after.compared:
-        own = ValueKey(pair.loop or 0, pair.step or 0, pair.tensor)
-        other = _port_key(pair)
+        own = RankedKey(ValueKey(pair.loop or 0, pair.step or 0, pair.tensor), rank.rank)
+        other = _port_key(pair, rank.rank)
         if pair.state in CURVE_STATES and own in known.reference and other in known.port:
             pairs.append(pair)
             rows.append((known.reference[own], known.port[other]))
@@ -49,7 +49,7 @@ def add_errors(
     def state_of(pair: ComparedPair, error: float) -> State:
         if error <= pair.floor:
             return "right"
-        is_exchanged = RankedKey(_port_key(pair), rank.rank) in exchanged
+        is_exchanged = _port_key(pair, rank.rank) in exchanged
         return "introduced" if is_exchanged else "inherited"
 
     answer.report.compared = [
@@ -59,6 +59,7 @@ def add_errors(
     ]
 
 
-def _port_key(pair: ComparedPair) -> ValueKey:
+def _port_key(pair: ComparedPair, rank: int) -> RankedKey:
     label = pair.port_tensor.removeprefix(PUT_LABEL)
-    return ValueKey(pair.port_loop or 0, pair.port_step or 0, label)
+    key = ValueKey(pair.port_loop or 0, pair.port_step or 0, label)
+    return RankedKey(key, rank if pair.port_rank is None else pair.port_rank)

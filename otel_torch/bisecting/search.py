@@ -31,7 +31,7 @@ from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
 
 _NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
-_DIVIDED = "a rank has parts of the other program's values, so no value can be put in its place"
+_DIVIDED = "the reference's ranks have parts of its values, so none can be put in the port"
 _FAR = (
     "what comes after it matches with the reference's value, but other places lead there as well, "
     "and may be wrong instead"
@@ -172,7 +172,13 @@ class _Search:
             fault = failed[0].attempt.faults[0]
             _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
         elif faults:  # what cannot be tried is not refuted by others that fail
-            _add(answer, leading, own[0], None, _DIVIDED if leading.is_divided else _NO_MEETING)
+            _add(
+                answer,
+                leading,
+                own[0],
+                None,
+                _DIVIDED if leading.has_reference_on_ranks else _NO_MEETING,
+            )
         return trial
 
     def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
@@ -308,6 +314,9 @@ class _Search:
             cuts = list(filter(None, map(leading.cut, batch)))
             if cuts:
                 exchanges = leading.exchanges(cuts) | _on_other_ranks(compared, fault)
+                # a trial cannot tell faults apart that the same values heal
+                if any(exchanges == attempt.exchanges for attempt in attempts):
+                    continue
                 closeness = min(cut.closeness for cut in cuts)
                 attempts.append(Attempt(batch, closeness, exchanges, is_repeated))
         return attempts
@@ -357,7 +366,10 @@ def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
         if cut is None or cut.closeness < SOLE:
             continue
         if rank.exchanges([cut]) == attempt.exchanges:
-            narrowed = replace(attempt, faults=(fault,), closeness=SOLE, suspects=suspects)
+            # the same line of another rank is the same fault
+            is_same = rank.finding(fault).port_line == rank.finding(attempt.faults[0]).port_line
+            faults = attempt.faults if is_same else (fault,)
+            narrowed = replace(attempt, faults=faults, closeness=SOLE, suspects=suspects)
             return replace(trial, attempt=narrowed)
     return trial
 

@@ -17,7 +17,7 @@ from otel_torch.bisecting.runs import ProgramRun, RunFailed
 from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import GraphFault
 from otel_torch.parity.report.wording import short_place
-from otel_torch.recording.graph_values import ValueKey, file_name, write_wanted
+from otel_torch.recording.graph_values import file_name, write_wanted
 from otel_torch.recording.metadata import read_metadata
 
 # whole values that one run of the reference may leave on the disk, in bytes
@@ -64,7 +64,7 @@ class Trial:
 
     attempt: Attempt
     compared: ComparedRuns
-    healed: frozenset[ValueKey]
+    healed: frozenset[RankedKey]
     breaks: bool
     is_idle: bool
     unfit: str | None
@@ -202,7 +202,7 @@ class Trials:
         return None
 
 
-def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> frozenset[ValueKey]:
+def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> frozenset[RankedKey]:
     """Return the values of the port that are right now and were not.
 
     What was exchanged says nothing, nor does what only rearranges it.

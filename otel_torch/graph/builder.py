@@ -75,6 +75,7 @@ class GraphBuilder:
         name: str = "",
         line: Any = None,
         module: str = "",
+        process: int = 0,
     ) -> int:
         """Add a value and return its index.
 
@@ -88,6 +89,7 @@ class GraphBuilder:
             maker: The node that made it.
             leaf: The kind of a leaf; None for a value that a node made.
             unrecorded: Of a leaf: nodes that were not recorded may have made it.
+            process: Which of the program's processes has it.
         """
         statistics = statistics or {}
         self._values.append(
@@ -101,6 +103,7 @@ class GraphBuilder:
                 self._modules[module],
                 self._dtypes[dtype],
                 unrecorded,
+                process,
             )
         )
         self._shapes.append(shape)
@@ -164,7 +167,7 @@ class GraphBuilder:
 
     def finish(self) -> Graph:
         """Return the graph."""
-        columns = _columns(self._values, 9, np.float64)
+        columns = _columns(self._values, 10, np.float64)
         nodes = _columns(self._nodes, 11, np.int64)
         whole: list[Indices] = [column.astype(np.int64) for column in columns]
         unknown = np.full(self.width, np.nan)
@@ -185,6 +188,7 @@ class GraphBuilder:
                 sketch=np.array(sketches, np.float64).reshape(len(sketches), self.width),
                 statistics=np.array(self._statistics, np.float64).reshape(-1, len(ORDER_FREE)),
                 rows=_row_sketches(self._rows),
+                process=whole[9],
             ),
             Nodes(
                 operation=nodes[0],

@@ -11,6 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs
@@ -18,7 +20,9 @@ from otel_torch.graph.states import RIGHT, ComparedProgram, Programs
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """What to put in a value's place: a value of the reference, in that of one of the port."""
+    """What to put in a value's place: a value of the reference, or a part of it as `Layouts` has
+    it, in that of one of the port.
+    """
 
     reference: int
     port: int
@@ -35,19 +39,31 @@ def find_counterparts(
     """Return what each value of the port that is not right should be, as far as that is known.
 
     Views stand for what they are views of (see `root_of`), unless these are laid out otherwise.
+    Each process of the port does what the reference does, with the whole of its values or a part.
 
     Args:
         ends: Pairs of values that the programs return, of reference and port.
     """
-    pairs = _Pairs(programs)
+    pairs = list(ends)
+    found: dict[int, Counterpart] = {}
+    for process in np.unique(programs[1].graph.values.process).tolist():
+        found |= _counterparts_of(programs, pairs, process)
+    return found
+
+
+def _counterparts_of(
+    programs: Programs, ends: Iterable[tuple[int, int]], process: int
+) -> dict[int, Counterpart]:
+    """Return what each value of one process of the port should be."""
+    pairs = _Pairs(programs, process)
     # those that read all the same first, then those that do the same to one right value, then those
     # that use one weight: a program may add a bias in the product, or after it
     for keys in (_whole, _by_operation, _by_weight):
-        for nodes in _alike(programs, keys):
+        for nodes in _alike(programs, keys, process):
             pairs.add_nodes(*nodes)
     for reference, port in ends:
         pairs.add(reference, port)
-    for own, other in _alike(programs, _by_weights_alone):
+    for own, other in _alike(programs, _by_weights_alone, process):
         pairs.add(programs[0].makes[own][0], programs[1].makes[other][0])
     pairs.follow()
     return pairs.counterparts()
@@ -69,6 +85,11 @@ def root_of(program: ComparedProgram, value: int) -> int:
             break
         value = reads[0]
     return value
+
+
+def with_parts(program: ComparedProgram, value: int) -> list[int]:
+    """Return a value, and the parts that were recorded of it, as ranks may have them."""
+    return [value, *program.parts.get(value, ())]
 
 
 def is_beside(program: ComparedProgram, value: int) -> bool:
@@ -108,10 +129,14 @@ def _maker(program: ComparedProgram, value: int) -> int:
 
 
 class _Pairs:
-    """Pairs of values, and what follows from them."""
+    """Pairs of values, and what follows from them.
 
-    def __init__(self, programs: Programs) -> None:
-        self._programs = programs
+    Args:
+        process: Of the port: values of its other processes are not paired.
+    """
+
+    def __init__(self, programs: Programs, process: int) -> None:
+        self._programs, self._process = programs, process
         self.reference_of: dict[int, int] = {}
         self._port_of: dict[int, int] = {}
         self._new: deque[tuple[int, int]] = deque()
@@ -120,7 +145,7 @@ class _Pairs:
     def add(self, reference: int, port: int) -> None:
         """Pair two values, unless they are equal or one of them is paired already."""
         first, second = self._programs
-        if reference < 0 or port < 0:
+        if reference < 0 or port < 0 or second.graph.values.process[port] != self._process:
             return
         if first.state[reference] == RIGHT and second.state[port] == RIGHT:
             return
@@ -129,7 +154,8 @@ class _Pairs:
         reference, port = root_of(first, reference), root_of(second, port)
         if reference in self._port_of or port in self.reference_of:
             return
-        if first.graph.values.numel[reference] != second.graph.values.numel[port]:
+        numel = second.graph.values.numel[port]
+        if not any(first.graph.values.numel[own] == numel for own in with_parts(first, reference)):
             return
         self._port_of[reference], self.reference_of[port] = port, reference
         self._read[port] = read
@@ -220,13 +246,19 @@ def _by_signature(program: ComparedProgram, root: int) -> dict[Hashable, list[in
 
 
 def _alike(
-    programs: Programs, keys: Callable[[ComparedProgram, int], list[Hashable]]
+    programs: Programs,
+    keys: Callable[[ComparedProgram, int], list[Hashable]],
+    process: int,
 ) -> Iterator[tuple[int, int]]:
-    """Yield nodes of both programs that make wrong values and have a key in common."""
+    """Yield nodes of the reference and of a process of the port that make wrong values and have a
+    key in common.
+    """
     by_key: tuple[dict[Hashable, list[int]], ...] = (defaultdict(list), defaultdict(list))
-    for program, nodes in zip(programs, by_key, strict=True):
+    processes = 0, process
+    for program, nodes, own in zip(programs, by_key, processes, strict=True):
+        is_own = (program.graph.values.process == own) & (program.state != RIGHT)
         for node, makes in enumerate(program.makes):
-            if any(program.state[value] != RIGHT for value in makes):
+            if is_own[makes].any():
                 for key in keys(program, node):
                     nodes[key].append(node)
     for same, references in by_key[0].items():

@@ -17,11 +17,17 @@ import numpy as np
 
 from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault
-from otel_torch.graph.counterparts import Counterpart, find_counterparts, is_beside, root_of
+from otel_torch.graph.counterparts import (
+    Counterpart,
+    find_counterparts,
+    is_beside,
+    root_of,
+    with_parts,
+)
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced, misplaced_rows
 from otel_torch.graph.row_counterparts import RowCounterpart, find_row_counterparts
-from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
+from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram, Programs
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
 # the exchange. Of 40 faults in eight other architectures that are 33, with 12 lines 28.
@@ -117,6 +123,7 @@ def find_cut(
     # what the port leaves out shows in the reference alone
     left_out = (root for value in first for root in ports_of[value])
     values = list(dict.fromkeys([*values, *left_out]))
+    values += _in_other_processes((reference, port), values, counterparts, ports_of)
     if not values:
         return None
     is_suspect = _suspicion(comparison, fault, suspects)
@@ -167,7 +174,26 @@ def _leaves(comparison: GraphComparison, fault: GraphFault) -> Counterpart | Non
         return None
     own, other = fault.reference.leaf, fault.port.leaf
     reference, port = (graph.values.numel for graph in comparison.graphs)
-    return Counterpart(own, other) if reference[own] == port[other] else None
+    sizes = {int(reference[value]) for value in with_parts(comparison.programs[0], own)}
+    return Counterpart(own, other) if port[other] in sizes else None
+
+
+def _in_other_processes(
+    programs: Programs,
+    values: list[int],
+    counterparts: Mapping[int, AnyCounterpart],
+    ports_of: Mapping[int, list[int]],
+) -> list[int]:
+    """Return what other processes of the port have of what some of its values should be."""
+    reference, port = programs
+    process = port.graph.values.process
+    return [
+        root
+        for value in values
+        for own in counterparts[value].references
+        for root in ports_of[root_of(reference, own)]
+        if process[root] != process[value] and root not in values
+    ]
 
 
 def _named(place: FaultPlace | None) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ def find_equal(
     for side, graph in zip(sides, graphs, strict=True):
         _read_otherwise(graph, side)
     informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
-    _find_rows(graphs, limits, informed, sides)
+    _find_rows(graphs, contents, limits, informed, sides)
     for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
         # of several partners, which are views of each other, one of the same shape says most
         shapes = reference.values.shape, port.values.shape
@@ -381,6 +381,7 @@ def _units(statistics: Floats) -> Floats:
 
 def _find_rows(
     graphs: tuple[Graph, Graph],
+    contents: list[Contents],
     limits: tuple[Floats, Floats],
     informed: list[Flags],
     sides: list[_Builder],
@@ -400,7 +401,10 @@ def _find_rows(
             continue
         is_unknown = informed[place] & ~are_whole[place]
         may_have_more = may_be_further(graphs[place], is_unknown)
-        side.take_rows(found[place], are_whole[1 - place], may_have_more)
+        # what a rank receives is equal to what another one sent
+        content = contents[place].content
+        has_more = np.bincount(content[may_have_more], minlength=len(contents[place].first)) > 0
+        side.take_rows(found[place], are_whole[1 - place], has_more[content])
 
 
 def _find_parts(

@@ -109,6 +109,7 @@ class Values:
         shape: Sizes.
         dtype: Index into the graph's `dtypes`.
         rows: Of the values of which each row was measured.
+        process: Which of the program's processes has it.
     """
 
     numel: Indices
@@ -125,6 +126,7 @@ class Values:
     shape: list[tuple[int, ...]]
     dtype: Indices
     rows: RowSketches
+    process: Indices
 
     def __len__(self) -> int:
         return len(self.numel)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,7 +143,18 @@ def _applications(program: ComparedProgram) -> dict[object, list[int]]:
         for key, own in ((weights[0], value), (frozenset(weights), program.makes[node][0])):
             if own >= 0 and not is_beside(program, own):
                 applications[key, is_picked].append(own)
-    return applications
+    return {key: _by_turns(program, values) for key, values in applications.items()}
+
+
+def _by_turns(program: ComparedProgram, values: Sequence[int]) -> list[int]:
+    """Return values as if the processes of a program took turns: they run at the same time."""
+    turns: Counter[int] = Counter()
+    turn_of: dict[int, int] = {}
+    process = program.graph.values.process
+    for value in values:
+        turn_of[value] = turns[int(process[value])]
+        turns[int(process[value])] += 1
+    return sorted(values, key=lambda value: (turn_of[value], value))
 
 
 def _is_right(program: ComparedProgram, values: Applied) -> bool:

@@ -36,7 +36,7 @@ def begin_with_terms(programs: Programs, pair: Pair) -> Pair:
     side = 0 if read[0] else 1
     _, computed = before_moves(programs[side], read[side])
     makers = [programs[side].maker[value] for value in computed if programs[side].maker[value] >= 0]
-    if not makers or _is_summed_later(programs[side], nodes[side]):
+    if not makers or is_summed_later(programs[side], nodes[side]):
         return pair
     begins = _in_both(programs, side, min(makers))
     return _moved(first, begins[0]), _moved(second, begins[1])
@@ -73,7 +73,7 @@ def _moved(source: DoubtSource, origin: int) -> DoubtSource:
     return replace(source, origin=origin, suspects=[source.origin, *source.suspects])
 
 
-def _is_summed_later(program: ComparedProgram, node: int) -> bool:
+def is_summed_later(program: ComparedProgram, node: int) -> bool:
     """Return whether the ranks reduce a node's result later: from there on all have the same."""
     waiting = list(program.makes[node])
     if any(_is_replicated(program, value) for value in waiting):

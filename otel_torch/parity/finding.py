@@ -175,6 +175,7 @@ class ComparedPair:
         depth: Index in the reference's execution order within the step, from 0.
         error, floor: As in `Finding`.
         statistics, port_statistics: The `SHOWN_STATISTICS` as recorded.
+        port_rank: Of the port's tensor, where several ranks stand beside one process.
     """
 
     model: str
@@ -197,6 +198,7 @@ class ComparedPair:
     state: State
     statistics: dict[str, Any] = field(default_factory=dict)
     port_statistics: dict[str, Any] = field(default_factory=dict)
+    port_rank: int | None = None
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 # the list of file names of the values that a run is to keep, one a line
 WANTED = "wanted"
 # before the label of a value, that of what was put in its place
@@ -28,6 +30,10 @@ class ValueKey(NamedTuple):
     loop: int
     step: int
     label: str
+
+    def as_put(self) -> ValueKey:
+        """Return the key of what a trial put in the place of the value."""
+        return self._replace(label=f"{PUT_LABEL}{self.label}")
 
 
 def file_name(key: ValueKey, rank: int) -> str:
@@ -58,19 +64,32 @@ def write_header(file: BinaryIO, header: dict[str, Any]) -> None:
     file.write(len(content).to_bytes(8, "little") + content)
 
 
-def copy_value(source: Path, target: Path, axes: tuple[int, int] | None) -> None:
+def copy_value(
+    source: Path,
+    target: Path,
+    axes: tuple[int, int] | None,
+    part: Sequence[range] | None = None,
+) -> None:
     """Copy the file of a value that is to be put in another one's place.
 
     Args:
         axes: An axis of the value and the same axis of the other one, if that is known.
+        part: Which elements of each axis are put there; all by default.
     """
-    if axes is None:
-        shutil.copyfile(source, target)
-        return
     with source.open("rb") as original, target.open("wb") as copy:
         header = read_header(original)
-        write_header(copy, {**header, "__metadata__": {AXES: json.dumps(axes)}})
-        shutil.copyfileobj(original, copy)
+        ((name, entry),) = header.items()
+        if axes is not None:
+            header["__metadata__"] = {AXES: json.dumps(axes)}
+        if part is None:
+            write_header(copy, header)
+            shutil.copyfileobj(original, copy)
+            return
+        elements = np.frombuffer(original.read(), np.uint8).reshape(*entry["shape"], -1)
+        own = elements[tuple(slice(own.start, own.stop) for own in part)]
+        header[name] = entry | {"shape": list(own.shape[:-1]), "data_offsets": [0, own.size]}
+        write_header(copy, header)
+        copy.write(own.tobytes())
 
 
 def copy_rows(sources: Sequence[tuple[Path, Sequence[int], Sequence[int]]], target: Path) -> None:

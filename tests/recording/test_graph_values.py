@@ -37,6 +37,21 @@ def test_a_value_is_put_with_its_axes_as_the_port_has_them(
     assert torch.equal(tensor, expected.float())
 
 
+@pytest.mark.parametrize("axes", [None, (0, 1)])
+def test_a_part_of_a_value_is_put_on_a_rank(tmp_path: Path, axes: tuple[int, int] | None) -> None:
+    value = torch.arange(24.0).reshape(2, 4, 3)
+    name = file_name(ValueKey(0, 0, "op[1]"), 0)
+    write_wanted(tmp_path / "kept", [name])
+    (tmp_path / "put").mkdir()
+    GraphValues(str(tmp_path / "kept"), None, 0).meet(0, 0, "op[1]", value)
+    part = range(2), range(2, 4), range(3)
+    copy_value(tmp_path / "kept" / name, tmp_path / "put" / name, axes, part)
+    expected = value[:, 2:] if axes is None else value[:, 2:].movedim(*axes)
+    tensor = torch.zeros(expected.shape)
+    GraphValues(None, str(tmp_path / "put"), 0).meet(0, 0, "op[1]", tensor)
+    assert torch.equal(tensor, expected)
+
+
 @pytest.mark.parametrize(("width", "reason"), [(5, None), (6, "shape does not fit")])
 def test_rows_of_several_values_are_put_in_their_places(
     tmp_path: Path, width: int, reason: str | None

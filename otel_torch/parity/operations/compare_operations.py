@@ -342,6 +342,7 @@ def _compared_pairs(
                 error=None if np.isnan(error) else error,
                 floor=float(np.hypot(limits[0][value], limits[1][partner])),
                 state=state,
+                port_rank=other.rank,
             )
         )
     return pairs

@@ -259,6 +259,7 @@ class _GraphFiller:
             name=str(row.get("name", "")),
             line=self._line(row),
             module=_module(row),
+            process=row.get("rank") or 0,
         )
 
 
