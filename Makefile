@@ -44,7 +44,7 @@ help:
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
 	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
-	@echo "make docs            generate docs/configuration.md and docs/semantic-conventions.md from tables of names"
+	@echo "make docs            generate docs/configuration.md and docs/opentelemetry-names.md from tables of names"
 	@echo "make notebooks       execute docs/notebooks and store what they print"
 	@echo "make site            build the documentation as a site into build/site; python -m http.server -d build/site shows it"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
@@ -175,7 +175,7 @@ format: $(VENV)/installed-lint
 
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
-	$(VENV)/bin/python docs/make_semantic_conventions.py
+	$(VENV)/bin/python docs/make_opentelemetry_names.py
 
 notebooks: $(VENV)/installed-notebooks
 	$(VENV)/bin/python docs/make_notebooks.py
