@@ -33,7 +33,7 @@ help:
 	@echo "make test            run the tests; PYTEST_ARGS='tests/cli/test_main.py -x' selects, FRESH_INTERPRETERS=1 forks none"
 	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests; SAMPLE_SEED=all runs every case of a corpus"
 	@echo "make test-frameworks run the tests of other training frameworks: Trainer, Lightning, DeepSpeed, timm …"
-	@echo "make scores          score the comparison on all corpora of planted faults and update docs/parity-scores.md (an hour)"
+	@echo "make scores          score the comparison on all corpora of planted faults and update docs/*-scores.md (an hour)"
 	@echo "make mutants         plant small mistakes in the comparison and ask whether a test notices; COUNT=60 SEED=1"
 	@echo "make test-engines    run the tests of vLLM on a CPU against transformers, in $(ENGINE) (0.6 GB more)"
 	@echo "make test-oldest     run what depends on torch's version on the oldest supported one, in $(OLDEST) (7 GB more)"
@@ -44,11 +44,11 @@ help:
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
 	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
-	@echo "make docs            generate docs/configuration.md and docs/semantic-conventions.md from tables of names"
+	@echo "make docs            generate docs/configuration.md and docs/opentelemetry-names.md from tables of names"
 	@echo "make notebooks       execute docs/notebooks and store what they print"
 	@echo "make site            build the documentation as a site into build/site; python -m http.server -d build/site shows it"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
-	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser, and draw the dashboard Training"
+	@echo "make pictures        take the screenshots of docs/show.md with a browser, and draw the dashboard Training"
 
 # $(call install,VENV,CONSTRAINTS,WHAT)
 install = @echo "installing $(3) into $(1)" && $(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) $(3)
@@ -175,7 +175,7 @@ format: $(VENV)/installed-lint
 
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
-	$(VENV)/bin/python docs/make_semantic_conventions.py
+	$(VENV)/bin/python docs/make_opentelemetry_names.py
 
 notebooks: $(VENV)/installed-notebooks
 	$(VENV)/bin/python docs/make_notebooks.py

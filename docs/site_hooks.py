@@ -95,8 +95,8 @@ def site_link(link: str, page: str) -> str:
     'source/examples/quickstart.py'
     >>> site_link("notebooks/port-bug.ipynb", "README.md")
     'notebooks/port-bug.md'
-    >>> site_link("docs/privacy.md", "source/SECURITY.md")
-    '../privacy.md'
+    >>> site_link("docs/promises.md", "source/SECURITY.md")
+    '../promises.md'
     """
     origin = page.removeprefix("source/") if page.startswith("source/") else f"docs/{page}"
     target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))

@@ -1,6 +1,6 @@
-"""Every figure of docs/growth.md follows from its inputs: limits are those of the shipped files and
-of the code, measured figures are in the tables that `python -m tests.benchmarks.growth` writes, and
-computed figures are computed here again.
+"""Every figure of docs/cluster.md on many ranks follows from its inputs: limits are those of the
+shipped files and of the code, measured figures are in the tables that `python -m
+tests.benchmarks.growth` writes, and computed figures are computed here again.
 
 `python -m tests.test_growth` writes the computed tables.
 """
@@ -28,7 +28,7 @@ from tests.benchmarks.__main__ import rewritten
 from tests.benchmarks.growth import SIGNALS, records_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "growth.md"
+PAGE = ROOT / "docs" / "cluster.md"
 SHIPPED = ROOT / "collector-config"
 DEFAULT = next(iter(SIGNALS))
 RANKS = (1, 8, 64, 1024)
@@ -48,6 +48,13 @@ def rows(page: str, part: str) -> list[list[str]]:
     """Return the cells of a part's table without its header."""
     lines = [line for line in section(page, part).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def first_section() -> str:
+    """Return the page up to its second section, which is not about many ranks."""
+    text, heading, _ = PAGE.read_text().partition("\n## Without access to a collector\n")
+    assert heading
+    return text
 
 
 def section(page: str, part: str) -> str:
@@ -480,8 +487,8 @@ def test_the_prose_computes_nothing() -> None:
         and senders(16, "auto", 8) == 16
         and senders(24, "auto", 8) == 3
     )
-    page = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", PAGE.read_text(), flags=re.S)
-    setting = section(PAGE.read_text(), "setting")
+    page = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", first_section(), flags=re.S)
+    setting = section(first_section(), "setting")
     prose = [line for line in page.replace(setting, "").splitlines() if not line.startswith("|")]
     allowed = {"Wan 2.1 14B", "40 blocks of 40 heads", "720p", "64 MiB", "10⁶ bytes", "2²⁰"}
     for words in allowed:
@@ -492,7 +499,7 @@ def test_the_prose_computes_nothing() -> None:
 def test_the_scan_of_the_page_says_how_many_records_there_are() -> None:
     """Scan the model and inputs of the page's command in this process."""
     torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.S)
+    (block,) = re.findall(r"```sh\n(.*?)```", first_section(), re.S)
     shapes = {
         name: tuple(map(int, shape.split("x")))
         for name, shape in re.findall(r"--input (\w+)=([\dx]+)", block)

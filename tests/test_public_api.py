@@ -1,6 +1,6 @@
 """The public names have the signatures that `tests/public_api.txt` lists.
 
-What stands there is promised (docs/stability.md). After an intended change, write the list anew with
+What stands there is promised (docs/promises.md). After an intended change, write the list anew with
 `python -m tests.test_public_api` and name the change in CHANGELOG.md.
 """
 

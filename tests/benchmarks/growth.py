@@ -3,7 +3,7 @@ losses, and the number of ranks at which the first component saturates.
 
     python -m tests.benchmarks.growth [--ranks 1,2,4,8,16,32] [--records 1020] [--steps 10]
     [--period 1] [--json -]
-                                      [--page docs/growth.md]
+                                      [--page docs/cluster.md]
 
 The Collectors are real and run the shipped `collector-agent.yaml` and `collector-gateway.yaml`. A
 rank is a separate process with the recorder, sinks, queue and exporters of a session; only the

@@ -1,4 +1,4 @@
-"""The checks of what is promised (docs/reliability.md). Each raises `BrokenPromise` with what it has seen."""
+"""The checks of what is promised (docs/promises.md). Each raises `BrokenPromise` with what it has seen."""
 
 from __future__ import annotations
 

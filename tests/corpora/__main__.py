@@ -5,8 +5,8 @@
     python -m tests.corpora machine --draw COUNT [--seed N]
 
 Without a corpus it runs all, each in a process of its own; an environment that lacks the framework
-of a corpus says so. `--page` keeps the scores for `docs/parity-scores.md` and writes its tables. `--engine
-graph` records every operation, and grades the line.
+of a corpus says so. `--page` keeps the scores and writes the tables of the pages of scores in `docs/`.
+`--engine graph` records every operation, and grades the line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/parity-scores.md` from the file of scores.
+"""Writes the tables of the pages of scores in `docs/` from the file of scores.
 
     python -m tests.corpora.page
 
@@ -17,7 +17,8 @@ from tests.corpora.judge import OURS, RULE
 from tests.corpora.judge_lines import LINE_GRADES
 from tests.corpora.scores import Score, read
 
-PAGE = Path(__file__).parents[2] / "docs/parity-scores.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = DOCS / "parity-scores.md", DOCS / "bisect-scores.md"
 MARKED = re.compile(r"(?<=<!-- scores: )(\S+)( -->\n).*?(?=<!-- end -->)", re.S)
 JUDGES = {OURS: "`diff`", RULE: "FastVideo's rule"}
 
@@ -223,7 +224,7 @@ OF_ALL = {"both": engines, "bisect": bisections}
 
 
 def updated(text: str) -> str:
-    """Return the page with the tables of the file of scores."""
+    """Return a page with the tables of the file of scores."""
     scores = read()
     of_modules = [s for s in scores if s.engine == MODULES]
 
@@ -236,7 +237,8 @@ def updated(text: str) -> str:
 
 
 def update() -> None:
-    PAGE.write_text(updated(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(updated(page.read_text()))
 
 
 if __name__ == "__main__":

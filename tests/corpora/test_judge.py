@@ -91,7 +91,8 @@ def test_the_command_prints_a_line_each_and_their_sum(monkeypatch, capsys, tmp_p
     assert len(json.loads((tmp_path / "scores.json").read_text())) == 2
 
 
-def test_the_page_has_the_tables_of_the_file_of_scores() -> None:
-    assert page.PAGE.read_text() == page.updated(page.PAGE.read_text()), (
-        "python -m tests.corpora.page"
-    )
+@pytest.mark.parametrize("path", page.PAGES, ids=lambda path: path.name)
+def test_the_pages_have_the_tables_of_the_file_of_scores(path) -> None:
+    text = path.read_text()
+    assert page.MARKED.search(text)
+    assert text == page.updated(text), "python -m tests.corpora.page"

@@ -1,4 +1,4 @@
-"""The page's commands and its five queries run, and find what they say."""
+"""The commands of `docs/show.md` and its five queries run, and find what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import sys
 import duckdb
 import pytest
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "export.md").read_text()
+SHOW = (pathlib.Path(__file__).parents[2] / "docs" / "show.md").read_text()
+PAGE = SHOW.partition("\n## In other tools\n")[2]
 
 
 @pytest.fixture(scope="module")
@@ -68,5 +69,5 @@ def test_lines_of_values(answers):
 def test_the_page_has_every_column_of_rows():
     from otel_torch.exporting.parquet import _COLUMNS
 
-    section = PAGE.partition("### Columns of `rows`")[2].partition("\n### ")[0]
+    section = PAGE.partition("\n#### Columns of `rows`\n")[2].partition("\n#### ")[0]
     assert set(_COLUMNS) | {"step"} == set(re.findall(r"`([a-z_0-9]+)`", section))

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/beside-other-tools.md: `python -m tests.pages.make_beside_pictures`.
+"""Makes the pictures of docs/coming-from.md: `python -m tests.pages.make_beside_pictures`.
 Run by hand: no test and no target of make does. Needs a Chromium, and pip to install the other tools
 into build/beside once. Name pictures to make only those.
 """

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/pictures-without-a-server.md: `python -m tests.pages.make_pictures`.
+"""Makes the pictures of docs/show.md: `python -m tests.pages.make_pictures`.
 Needs a Chromium.
 """
 

@@ -1,7 +1,7 @@
 """Real runs, and the pages that the commands make of them: what the tests look at, and what the
 pictures show.
 
-The program is the one of docs/pictures-without-a-server.md, taken from there.
+The program is the one of docs/show.md, taken from there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Recorded:
 
 def program() -> str:
     """The program of the documentation."""
-    text = (ROOT / "docs" / "pictures-without-a-server.md").read_text()
+    text = (ROOT / "docs" / "show.md").read_text()
     match = re.search(r"<<'END'\n(.*?)END\n", text, re.S)
     assert match is not None
     return match[1]

@@ -1,4 +1,4 @@
-"""The page of semantic conventions has the names that the code has, and what arrives obeys it."""
+"""The page of OpenTelemetry names has those that the code has, and what arrives obeys it."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ from tests.otlp_receiver import Receiver
 from tests.support import run_python
 
 ROOT = pathlib.Path(__file__).parents[2]
-MADE = runpy.run_path(str(ROOT / "docs" / "make_semantic_conventions.py"))
+MADE = runpy.run_path(str(ROOT / "docs" / "make_opentelemetry_names.py"))
 PAGE = SimpleNamespace(**MADE)
 METRICS = {
     name: (metric, signal) for signal, group in PAGE.METRICS for name, metric in group.items()
@@ -25,7 +25,7 @@ NAME = re.compile(rf"(?:{'|'.join(NAMESPACES)})(?:\.[a-z_]+)+(?:\.|::)?")
 
 
 def test_the_page_is_made_from_the_tables():
-    page = (ROOT / "docs" / "semantic-conventions.md").read_text()
+    page = (ROOT / "docs" / "opentelemetry-names.md").read_text()
     assert page == PAGE.make_page(), "run `make docs`"
 
 

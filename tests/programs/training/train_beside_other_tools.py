@@ -1,4 +1,4 @@
-"""One training with a mistake, as each of the tools on docs/beside-other-tools.md records it.
+"""One training with a mistake, as each of the tools on docs/coming-from.md records it.
 
 `python train_beside_other_tools.py TOOL FOLDER`. otel_torch records programs as they are: `nothing`.
 """

@@ -209,7 +209,7 @@ run_step(0, [train("loss", 2.5), train("skipped", 1.0), train("grad_norm", nan)]
 
 
 def test_the_page_of_names_has_every_metric_with_its_unit():
-    quantities = [*ROWS.values(), *SCOPE_ATTRIBUTES.values(), STEP_DURATION, NONFINITE]
+    quantities = [*ROWS.values(), *SCOPE_ATTRIBUTES.values(), NONFINITE, STEP_DURATION]
     table = re.findall(r"^\| `(torch\.training\.[\w.]+)` \| (\w+), (\S+) \|", PAGE, re.M)
     assert table == [
         (each.metric, each.kind, f"`{each.unit}`" if each.unit else "none") for each in quantities
