@@ -77,13 +77,19 @@ def ends_of(program: RecordedProgram) -> Iterator[ProgramEnd]:
     returned = [
         (str(row["end"]), row["value"]) for row in program.ends if row.get("phase") != _UPDATE
     ]
-    for name, value in trained + returned:
+    for name, value in _rank_by_rank(program, trained) + _rank_by_rank(program, returned):
         key = name, program.rank(value)
         counts[key] += 1
         numbered = name if counts[key] == 1 or not name else f"{name}#{counts[key]}"
         yield ProgramEnd(numbered, value, value in before and (name, value) in returned)
-    for value in _results(program):
-        yield ProgramEnd("", value)
+    for name, value in _rank_by_rank(program, [("", value) for value in _results(program)]):
+        yield ProgramEnd(name, value)
+
+
+def _rank_by_rank(
+    program: RecordedProgram, ends: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    return sorted(ends, key=lambda end: program.rank(end[1]) or 0)
 
 
 def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:

@@ -61,7 +61,8 @@ def readings_of_ranks(
             time = times[row["rank"], place]
             times[row["rank"], place] += 1
             together[place, time].append(number)
-    for values in together.values():
+    for unordered in together.values():
+        values = sorted(unordered)  # of ascending ranks
         if len(values) == len(ranks):
             yield from _readings(values, [rows[value][0] for value in values])
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.equality import LEAST_NUMEL
 from otel_torch.graph.graph import NOTHING, PUT, Graph
+from otel_torch.parity.operations.join_ranks import join_ranks
 from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
 from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
 from otel_torch.parity.recording_source import RecordingSource
@@ -75,17 +76,18 @@ def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGrap
         RecordingError: A file is missing or not a recording.
         ValueError: It holds no operations.
     """
-    rows: list[Row] = []
+    rows: list[Iterable[Row]] = []
     lines: list[Any] = []
     is_cut = False
     for rank, source in enumerate(ranks):
         own, meta = source.rows(), source.metadata()
-        rows += own if len(ranks) == 1 else (_of_rank(row, rank, len(lines)) for row in own)
+        rows.append(own if len(ranks) == 1 else [_of_rank(row, rank, len(lines)) for row in own])
         lines += meta.get("lines", ())
         is_cut = is_cut or bool(meta.get("operations_cut"))
     try:
         metadata = {"lines": lines, "operations_cut": is_cut}
-        return graph_of_rows(rows, metadata, has_loops=has_loops)
+        joined = rows[0] if len(ranks) == 1 else join_ranks(list(map(list, rows)))
+        return graph_of_rows(joined, metadata, has_loops=has_loops)
     except ValueError as error:
         raise ValueError(f"{ranks[0]}: {error}") from None
 
