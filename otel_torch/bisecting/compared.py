@@ -117,18 +117,9 @@ class ComparedRank:
     comparison: GraphComparison
     is_divided: bool = False
 
-    @property
-    def has_reference_on_ranks(self) -> bool:
-        """Whether the reference runs in several ranks and the port in one process, so that the
-        port's values are put together of theirs.
-        """
-        return bool(self.comparison.graphs[0].values.process.any())
-
     @cached_property
     def counterparts(self) -> Mapping[int, AnyCounterpart]:
         """What each value of the port that is not right should be, where that is known."""
-        if self.has_reference_on_ranks:
-            return {}
         return {
             value: own
             for value, own in counterparts_of(self.comparison).items()
@@ -412,7 +403,7 @@ def compare_runs(
         recorded = Sides(own, other)
         noisy = None
         if noise is not None:
-            noisy = read(RecordingSource(noise.recordings[rank]), has_loops=is_one_program).graph
+            noisy = read(*sources(noise, rank), has_loops=is_one_program).graph
         comparison = compare_graphs(
             recorded.reference.graph,
             recorded.port.graph,

@@ -31,7 +31,6 @@ from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
 
 _NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
-_DIVIDED = "the reference's ranks have parts of its values, so none can be put in the port"
 _FAR = (
     "what comes after it matches with the reference's value, but other places lead there as well, "
     "and may be wrong instead"
@@ -172,13 +171,7 @@ class _Search:
             fault = failed[0].attempt.faults[0]
             _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
         elif faults:  # what cannot be tried is not refuted by others that fail
-            _add(
-                answer,
-                leading,
-                own[0],
-                None,
-                _DIVIDED if leading.has_reference_on_ranks else _NO_MEETING,
-            )
+            _add(answer, leading, own[0], None, _NO_MEETING)
         return trial
 
     def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:

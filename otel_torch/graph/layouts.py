@@ -78,8 +78,7 @@ class Layouts:
         if nearest_right is not None:
             known = right[nearest_right]
             fitting = [value for value in fitting if self._whole_of(value)[1] == known] or fitting
-        maker = self._programs[1].maker[port]
-        if maker >= 0 and is_summed_later(self._programs[1], maker):
+        if self._is_term(0, reference) or self._is_term(1, port):
             return None
         readings = [port, *self._shares.get(port, ())]
         pairs = list(product(fitting, readings))
@@ -91,6 +90,11 @@ class Layouts:
         )
         held, reading = pairs[int(np.nan_to_num(errors, nan=np.inf).argmin())]
         return held if reading == port else None
+
+    def _is_term(self, side: int, value: int) -> bool:
+        """Return whether a program adds up what its ranks have of a value later on."""
+        program = self._programs[side]
+        return program.maker[value] >= 0 and is_summed_later(program, program.maker[value])
 
     def part(self, reference: int) -> tuple[int, Part | None]:
         """Return the value of which a value of the reference is a part, and which part; None if it

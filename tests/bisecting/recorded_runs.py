@@ -14,14 +14,19 @@ class RecordedRuns:
     """Two programs, each run in forked processes.
 
     Args:
-        run_port: Runs the port, in one process by default.
+        run_port, run_reference: Run a program, in one process by default.
     """
 
     def __init__(
-        self, folder: Path, reference: str, port: str, run_port: Callable[..., object] = run_python
+        self,
+        folder: Path,
+        reference: str,
+        port: str,
+        run_port: Callable[..., object] = run_python,
+        run_reference: Callable[..., object] = run_python,
     ) -> None:
         self.folder, self._programs = folder, {"reference": reference, "port": port}
-        self._run = {"reference": run_python, "port": run_port}
+        self._run = {"reference": run_reference, "port": run_port}
         self.runs: list[ProgramRun] = []
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:

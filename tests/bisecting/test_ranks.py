@@ -136,6 +136,16 @@ def test_a_fault_of_ranks_is_named_at_its_line(
         assert first.proof == "proven"
 
 
+@pytest.mark.parametrize("fault", ["", "scaled"])
+def test_a_reference_may_run_on_ranks(tmp_path: Path, fault: str) -> None:
+    reference, port = (PROGRAM.replace("{fault}", name) for name in ("", fault))
+    runs = RecordedRuns(tmp_path / "runs", reference, port, run_reference=run_ranks)
+    answer = bisect_programs(runs, Options())
+    lines = [found.port_line.text for found in answer.faults[:1] if found.port_line is not None]
+    assert lines == (["h = h * 1.1"] if fault else [])
+    assert [found.proof for found in answer.faults] == (["proven"] if fault else [])
+
+
 # a sampler whose ranks have rows of its latents; the last ones of the last rank are paddings
 SAMPLER = """
 import os, torch
