@@ -64,32 +64,31 @@ class Layouts:
 
         None where no part has its size, and where the port has a term or a share of it.
         """
-        first, second = self._graphs
-        numel = first.values.numel
-        fitting = [
-            value
-            for value in with_parts(self._programs[0], reference)
-            if numel[value] == second.values.numel[port]
-        ]
-        if not first.is_split:
+        fitting = self._fitting(reference, port)
+        if not (fitting and self._graphs[0].is_split):
             return next(iter(fitting), None)
-        right = self._held.get(self._shapes_on_rank(reference, port), {})
-        nearest_right = _nearest(list(right), port)
-        if nearest_right is not None:
-            known = right[nearest_right]
-            fitting = [value for value in fitting if self._whole_of(value)[1] == known] or fitting
         if self._is_term(0, reference) or self._is_term(1, port):
             return None
-        readings = [port, *self._shares.get(port, ())]
-        pairs = list(product(fitting, readings))
-        if not pairs:
-            return None
+        pairs = list(product(fitting, [port, *self._shares.get(port, ())]))
+        first, second = (graph.values.sketch for graph in self._graphs)
         errors = relative_distances(
-            first.values.sketch[[own for own, _ in pairs]],
-            second.values.sketch[[reading for _, reading in pairs]],
+            first[[own for own, _ in pairs]], second[[share for _, share in pairs]]
         )
-        held, reading = pairs[int(np.nan_to_num(errors, nan=np.inf).argmin())]
-        return held if reading == port else None
+        held, share = pairs[int(np.nan_to_num(errors, nan=np.inf).argmin())]
+        return held if share == port else None
+
+    def _fitting(self, reference: int, port: int) -> list[int]:
+        """Return which of a value and its parts have the size of a value of the port, only the part
+        that a right value of the same shapes is, if there is one.
+        """
+        numel, size = self._graphs[0].values.numel, self._graphs[1].values.numel[port]
+        values = with_parts(self._programs[0], reference)
+        fitting = [value for value in values if numel[value] == size]
+        right = self._held.get(self._shapes_on_rank(reference, port), {})
+        nearest = _nearest(list(right), port)
+        if nearest is None:
+            return fitting
+        return [v for v in fitting if self._whole_of(v)[1] == right[nearest]] or fitting
 
     def _is_term(self, side: int, value: int) -> bool:
         """Return whether a program adds up what its ranks have of a value later on."""

@@ -28,7 +28,8 @@ QUICK_OF_LATER = (
 LINES_OF_LATER = {
     "vae_strips own_pixels": "y = F.scaled_dot_product_attention(q, k, v)",
     "t5_heads decoder.0.ff.averaged": "return y / SIZE",
-    "video_frames ranks=4 own_tail": "x = torch.cat([frames_before(x, 2), x])",
+    "vae_strips uneven averaged_moments": "means = torch.stack([groups.mean(-1), groups.square().mean(-1)])",
+    "contrastive gathered_without_gradient": "return torch.cat(parts)",
     "ulysses_dit ragged padding_attended": "y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask",
 }
 # the model is gone before what the ranks copy back after their last step is seen
