@@ -32,8 +32,6 @@ LINES_OF_LATER = {
     "contrastive gathered_without_gradient": "return torch.cat(parts)",
     "ulysses_dit ragged padding_attended": "y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask",
 }
-# the model is gone before what the ranks copy back after their last step is seen
-ACCUSED = ("flat_shards stage=2", "flat_shards stage=2 ranks=4")
 
 board = fixture_of(LAYOUTS)
 LATER = corpus_of("later_layouts")
@@ -131,10 +129,7 @@ def test_the_scoreboard_tells_what_is_right_from_what_is_not(board):
     assert graded(clean, "") == "silent"
 
 
-@pytest.mark.parametrize(
-    "name",
-    sample([name for name, case in LATER.cases.items() if case.clean and name not in ACCUSED]),
-)
+@pytest.mark.parametrize("name", sample([name for name, case in LATER.cases.items() if case.clean]))
 def test_bisect_accuses_no_clean_layout(bisected_board, name):
     assert bisected_board.ours(name).grade == "silent"
 

@@ -111,7 +111,12 @@ def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:
         for (rank, *_), update in updates.items()
         for name, value in update.items()
     }
+    rows = {number: row for number, (row, _) in program.values.items()}
+    replaced = {row["replaces"]: number for number, row in rows.items() if "replaces" in row}
     for (_, name), value in last.items():
+        # what an optimizer does not change itself may be copied from elsewhere after its step
+        while value in replaced and not program.is_update(program.maker(value)):
+            value = replaced[value]
         yield f"param.{name}", value
 
 

@@ -34,6 +34,8 @@ _NUMBER = re.compile(r"op\[(\d+)\]")
 _UNREAD = "unread"
 # the columns that index the table of lines
 _LINES = frozenset({"line", "forward_line"})
+# those that number a value
+_VALUES = frozenset({"value", "replaces"})
 # values of one rank: more than a recording has rows
 _RANK_SHIFT = 40
 _ROUNDING_DTYPES = ("float", "complex")
@@ -97,8 +99,8 @@ def _of_rank(row: Row, rank: int, first_line: int) -> Row:
     own: Row = {**row, "rank": rank}
     for name in _LINES & row.keys():
         own[name] = None if row[name] is None else row[name] + first_line
-    if "value" in row:
-        own["value"] = _value_of_rank(row["value"], rank)
+    for name in _VALUES & row.keys():
+        own[name] = _value_of_rank(row[name], rank)
     if row.get("reads"):
         own["reads"] = [_value_of_rank(number, rank) for number in row["reads"]]
     return own

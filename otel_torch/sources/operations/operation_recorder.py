@@ -54,7 +54,8 @@ class Started:
     """An operation that is about to run.
 
     numbers: of the values of its tensors, by their ids. reads: in the order of the arguments.
-    tensors: what it reads. written: what it writes to.
+    tensors: what it reads. written: what it writes to. replaces: the numbers of the values of these
+    that it does not read, by their ids.
     """
 
     operation: Any
@@ -68,6 +69,7 @@ class Started:
     reads: list[int] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
+    replaces: dict[int, int] = field(default_factory=dict)
     number: int | None = None
 
     def reads_all_of(self, made: torch.Tensor) -> bool:
@@ -169,6 +171,9 @@ class OperationRecorder:
     ) -> None:
         if is_written:
             started.written.append(tensor)
+            replaced = None if is_read else self.values.look(tensor).value
+            if replaced is not None:
+                started.replaces[id(tensor)] = replaced.number
         if not is_read or started.kind.reads_shapes:
             return
         if is_written and not started.kind.is_of_torch and self.values.look(tensor).holds_nothing:
@@ -329,6 +334,8 @@ class OperationRecorder:
             fields["random"] = True
         if kind.is_collective:
             fields["collective"] = True
+        if id(tensor) in started.replaces:
+            fields["replaces"] = started.replaces[id(tensor)]
         self._add_lines(fields, started)
         return make_row(started.call, label, measured, fields)
 

@@ -136,6 +136,16 @@ def test_the_ends_of_a_training_are_its_gradients_and_last_parameters():
     assert [pair.name for pair in ends] == names[:3]
 
 
+def test_a_parameter_that_is_copied_back_after_the_step_ends_with_the_copy():
+    *step, end = training_rows(0, 0)  # the optimizer changes a copy of the parameter
+    copied = PLACE | {"tensor": "op[3]", "op": "copy_", "reads": [3], "value": 4, "replaces": 0}
+    copied |= content(4, [2, 8])
+    graph = graph_of_rows([rows()[0], *step, end | {"value": 0}, copied], {}).graph
+    ends = dict(zip(graph.end_names, graph.ends.tolist(), strict=True))
+    node = graph.values.maker[ends["param.mlp.w"]]
+    assert graph.operations[graph.nodes.operation[node]] == "copy_"
+
+
 @pytest.mark.parametrize(("has_loops", "ends"), [(False, {2, 9}), (True, {2, 3, 9})])
 def test_what_each_of_several_loops_makes_last_is_an_end(has_loops, ends):
     """A second sampler begins after what the first one makes of its last output."""

@@ -209,7 +209,11 @@ def test_what_an_operation_overwrites_is_not_read(x: torch.Tensor) -> None:
     product = graph.operation("aten.mul.out")
     assert product["reads"] == [graph.leaf("x")["value"]]
     assert product["args"][-1] == {"out": {"value": None}}
-    assert graph.operation("aten.copy_.default")["reads"] == [graph.leaf("x")["value"]]
+    copied = graph.operation("aten.copy_.default")
+    assert copied["reads"] == [graph.leaf("x")["value"]]
+    # memory that holds nothing yet has no value to replace
+    assert "replaces" not in product and copied["replaces"] == product["value"]
+    assert graph.operation("aten.fill_.Scalar")["replaces"] == copied["value"]
     assert graph.operation("aten.fill_.Scalar")["reads"] == []
 
 
