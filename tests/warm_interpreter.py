@@ -270,12 +270,14 @@ def run(script: str, is_taken_apart: bool) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # imports leave no garbage
     early = EarlyImports()
     for name in sys.argv[1:]:
         early.load(name)
     early.load_package()
     early_finalizers = list(weakref.finalize._registry)
     gc.collect()
+    gc.enable()
     gc.freeze()  # copies share what was imported, and their collections pass it over
     accepted = serve(socket.socket(fileno=0))
     if accepted is not None:
