@@ -1,9 +1,10 @@
-"""Runs the tests' programs in child processes: forked from an interpreter that has imported torch, or
-in fresh interpreters.
+"""Runs the tests' programs in child processes: forked from an interpreter that has imported torch and
+this package, or in fresh interpreters.
 
-Forking saves the one to two seconds in which torch is imported. With `FRESH_INTERPRETERS=1` every
-program gets a fresh interpreter, and all results must be the same; variables that are read while
-Python or torch loads have the same effect for one program.
+Forking saves the one to two seconds in which torch is imported, and the tenth of a second in which
+this package is. With `FRESH_INTERPRETERS=1` every program gets a fresh interpreter, and all results
+must be the same; variables that are read while Python or torch loads have the same effect for one
+program.
 
 Fresh in any case (`fresh=True`, or a command that starts Python itself):
 - start-up files, the switch, `-m`, `-c`, standard input, and all commands (test_startup,

@@ -1,6 +1,7 @@
-"""An interpreter that has imported torch already and forks one copy of itself for each program.
+"""An interpreter that has imported torch and our own package already and forks one copy of itself
+for each program.
 
-Importing torch takes longer than most of the tests' programs run. `tests/interpreters.py` starts
+Importing them takes longer than most of the tests' programs run. `tests/interpreters.py` starts
 this file once per pytest process, with the modules to import as arguments and a socket as standard
 input. Each message on the socket is a program to run: its path, arguments, working directory and
 environment, together with the file descriptors of its standard streams and of a socket for the
@@ -15,6 +16,7 @@ end, too: that takes longer than most programs, since every page of theirs is co
 
 import array
 import atexit
+import builtins
 import ctypes
 import gc
 import importlib
@@ -28,6 +30,8 @@ import tempfile
 import threading
 import types
 import weakref
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -35,7 +39,33 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).parents[1])
 # no `after_import` waits for a submodule of these packages, so they become visible all at once
 SHOWN_AT_ONCE = ("numpy", "pandas", "scipy", "sklearn", "torch", "torchmetrics", "torchvision")
-START_UP_FILE = Path(__file__).parents[1] / "packaging" / "otel_torch.pth"
+ROOT = Path(__file__).parents[1]
+START_UP_FILE = ROOT / "packaging" / "otel_torch.pth"
+PACKAGE = "otel_torch"
+# what nearly every recorded program imports, which reads no variable while it is imported
+ROOMS = ("frameworks", "laws", "process", "recording", "regions", "sources", "statistics")
+
+
+def is_of_the_package(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE
+
+
+def loaded_since(before: Container[str]) -> list[str]:
+    """Return the names of the modules that were not loaded before, but the standard library's."""
+    return [
+        module
+        for module in sys.modules
+        if module not in before and module.partition(".")[0] not in sys.stdlib_module_names
+    ]
+
+
+def modules_of_the_package() -> Iterator[str]:
+    """Yield the names of the modules in `ROOMS`, and of the one that starts a session."""
+    for room in ROOMS:
+        for file in sorted((ROOT / PACKAGE / room).rglob("*.py")):
+            if file.stem not in ("__init__", "triton_kernel"):  # the latter imports Triton
+                yield ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    yield f"{PACKAGE}.bootstrap"
 
 
 class EarlyImports:
@@ -43,10 +73,12 @@ class EarlyImports:
     `sys.meta_path`.
 
     A program that imports torch must still go through `sys.meta_path`, because that is where the
-    session starts. Importing any module of a group makes the whole group visible again.
+    session starts. Importing any module of a group makes the whole group visible again. Those of
+    our own package become visible one by one, each with what it imports, as they would be loaded.
     """
 
     def __init__(self) -> None:
+        self._imported_by: dict[str, list[str]] = {}  # modules of our own package
         self._modules: dict[str, types.ModuleType] = {}
         self._groups: dict[str, list[str]] = {}
         self._loaders: dict[str, object] = {}
@@ -55,16 +87,47 @@ class EarlyImports:
         """Import a module; it and all that it loads are one group."""
         before = set(sys.modules)
         importlib.import_module(name)
-        self._groups[name] = [
-            module
-            for module in sys.modules
-            if module not in before and module.partition(".")[0] not in sys.stdlib_module_names
-        ]
+        self._groups[name] = loaded_since(before)
+
+    def load_package(self) -> None:
+        """Import modules of our own package, and note what each of them imports."""
+        before = set(sys.modules)
+        with self._imports_noted():
+            for name in modules_of_the_package():
+                importlib.import_module(name)
+        self._groups[PACKAGE] = []
+        for name in loaded_since(before):
+            if is_of_the_package(name):
+                self._imported_by.setdefault(name, [])
+            else:
+                self._groups[PACKAGE].append(name)
+
+    @contextmanager
+    def _imports_noted(self) -> Iterator[None]:
+        load = builtins.__import__
+
+        def load_and_note(name, globals=None, locals=None, fromlist=(), level=0):
+            module = load(name, globals, locals, fromlist, level)
+            importer = (globals or {}).get("__name__", "")
+            if is_of_the_package(importer):
+                names = (name, *(f"{name}.{each}" for each in fromlist or ()))
+                imports = self._imported_by.setdefault(importer, [])
+                imports += [each for each in names if each in sys.modules]
+            return module
+
+        builtins.__import__ = load_and_note
+        try:
+            yield
+        finally:
+            builtins.__import__ = load
 
     def hide(self) -> None:
-        for names in self._groups.values():
+        for names in (*self._groups.values(), self._imported_by):
             for name in names:
                 self._modules[name] = sys.modules.pop(name)
+        for parent, _, child in (name.rpartition(".") for name in self._imported_by):
+            if parent:
+                vars(self._modules[parent]).pop(child, None)
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -80,6 +143,8 @@ class EarlyImports:
     def exec_module(self, module: types.ModuleType) -> None:
         imported = module.__name__
         module.__spec__.loader = module.__loader__ = self._loaders[imported]
+        for name in self._imported_by.get(imported, ()):
+            importlib.import_module(name)
         for group, names in list(self._groups.items()):
             if imported in names:
                 self._show(group, imported.partition(".")[0])
@@ -205,11 +270,14 @@ def run(script: str, is_taken_apart: bool) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # imports leave no garbage
     early = EarlyImports()
     for name in sys.argv[1:]:
         early.load(name)
+    early.load_package()
     early_finalizers = list(weakref.finalize._registry)
     gc.collect()
+    gc.enable()
     gc.freeze()  # copies share what was imported, and their collections pass it over
     accepted = serve(socket.socket(fileno=0))
     if accepted is not None:

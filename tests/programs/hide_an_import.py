@@ -1,8 +1,8 @@
-"""Denoises in 3 steps of 2 forwards, after a finder of the program has hidden the import of diffusers.
+"""Runs a model after a finder of the program has hidden the import of torch or of diffusers.
 
-usage: hide_an_import.py KIND [MODULE]
+usage: hide_an_import.py KIND MODULE
 
-KIND is what kind of finder hides MODULE, by default the one that diffusers' schedulers are in.
+KIND is what kind of finder hides MODULE: torch, or the one that diffusers' schedulers are in.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-HIDDEN = sys.argv[2] if len(sys.argv) > 2 else "diffusers.schedulers.scheduling_utils"
+HIDDEN = sys.argv[2]
 
 
 class LoadsItself(MetaPathFinder):
@@ -76,15 +76,30 @@ def hide(kind: str) -> None:
     sys.meta_path.insert({"before": 0, "after": 1}[where], finder[what]())
 
 
+def denoise(net: Any, sample: Any) -> None:
+    """Denoise in 3 steps of 2 forwards."""
+    from diffusers import DDIMScheduler
+
+    scheduler = DDIMScheduler()
+    scheduler.set_timesteps(3)
+    for timestep in scheduler.timesteps:
+        guided = net(sample) + net(-sample)
+        sample = scheduler.step(guided, timestep, sample).prev_sample
+
+
+def call(net: Any, sample: Any) -> None:
+    """Call the model three times."""
+    # a finder that was not asked for torch is asked for the next module
+    import colorsys  # noqa: F401
+
+    for _ in range(3):
+        net(sample)
+
+
 if __name__ == "__main__":
     hide(sys.argv[1])
     import torch
-    from diffusers import DDIMScheduler
 
-    scheduler, net = DDIMScheduler(), torch.nn.Linear(2, 2)
-    scheduler.set_timesteps(3)
-    sample = torch.ones(1, 2)
-    for timestep in scheduler.timesteps:
-        with torch.no_grad():
-            guided = net(sample) + net(-sample)
-        sample = scheduler.step(guided, timestep, sample).prev_sample
+    with torch.no_grad():
+        run = call if HIDDEN == "torch" else denoise
+        run(torch.nn.Linear(2, 2), torch.ones(1, 2))

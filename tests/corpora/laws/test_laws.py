@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,15 @@ def cases(programs: Iterable[Program]) -> list[Any]:
 
 @pytest.fixture
 def frameworks(program: Program) -> None:
-    """Skip where a program's framework is missing."""
+    """Skip where a program's framework is missing.
+
+    It is not imported here: lightning sets a variable that torch reads while it is loaded, and all
+    later programs would be started in fresh interpreters.
+    """
     if program.uses_frameworks:
         for name in ("transformers", "lightning", "peft"):
-            pytest.importorskip(name)
+            if find_spec(name) is None:
+                pytest.skip(f"{name} is not installed; `make test-frameworks` does")
 
 
 @pytest.mark.usefixtures("frameworks")

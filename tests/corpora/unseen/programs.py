@@ -66,15 +66,19 @@ def lines_of(text: str, parts: tuple[str, ...]) -> set[int]:
 def _lines_from(text: str, place: int, part: str) -> set[int]:
     """Return the lines of the statements that hold a part, which stands at a place of the text."""
     lines: set[int] = set()
-    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
     first = text[:place].count("\n") + 1
     for line in range(first, first + part.strip("\n").count("\n") + 1):
-        around = [s for s in statements if s.lineno <= line <= (s.end_lineno or 0)]
+        around = [s for s in _statements(text) if s.lineno <= line <= (s.end_lineno or 0)]
         inner = max(around, key=lambda s: s.lineno)
         body = getattr(inner, "body", None)
         last = body[0].lineno - 1 if body else inner.end_lineno
         lines |= set(range(inner.lineno, (last or 0) + 1))
     return lines
+
+
+@cache
+def _statements(text: str) -> list[ast.stmt]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
 
 
 def right_lines(name: str, edit: Edit, others: Sequence[Edit] = ()) -> Lines:

@@ -79,7 +79,7 @@ deadline = time.monotonic() + 60
 queues = [q for sink in recorder.sinks for qs in sink._pipelines._queues.values() for q in qs]
 while time.monotonic() < deadline and not all(q.sent for q in queues):
     threading.Event().wait(0.05)
-print([sorted(q.sent) for q in queues])
+print([sorted(q.sent) for q in queues], flush=True)
 os._exit(0)
 """, **receiver.environment())  # fmt: skip
     assert "'log_event'" in done.stdout and "'metric_point'" in done.stdout
