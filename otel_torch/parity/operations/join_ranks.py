@@ -31,9 +31,9 @@ def join_ranks(ranks: Sequence[Sequence[Row]]) -> list[Row]:
     joined: list[Row] = []
     made: set[int] = set()
     while any(waiting):
-        ready = [rows for rows in waiting if rows and made.issuperset(rows[0][1])]
+        ready = (rows for rows in waiting if rows and made.issuperset(rows[0][1]))
         # equal numbers may come about otherwise: what would wait for ever got nothing
-        rows = ready[0] if ready else next(filter(None, waiting))
+        rows = next(ready, None) or next(filter(None, waiting))
         row, sources = rows.popleft()
         received = [source for source in sources if source in made]
         joined.append(row | {"reads": [*(row.get("reads") or ()), *received]} if received else row)
