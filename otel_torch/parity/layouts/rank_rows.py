@@ -25,6 +25,8 @@ from otel_torch.recording.rows import Row
 from otel_torch.statistics.sketch_format import SIZE
 
 PARAMETER_GRADIENT = "param_grad."
+# what else a row says of a tensor without its numbers
+_DESCRIPTION = ("class", "shape", "dtype", "numel", "order", "parent", "value", "storage")
 
 
 class PlaceKey(NamedTuple):
@@ -226,17 +228,7 @@ def _with_spread_gradients(
 
 def without_numbers(row: Row) -> Row:
     """Return a row that says what a tensor is, and not which numbers it has."""
-    names = (
-        *PlaceKey._fields,
-        "class",
-        "shape",
-        "dtype",
-        "numel",
-        "order",
-        "parent",
-        "value",
-        "storage",
-    )
+    names = PlaceKey._fields + _DESCRIPTION
     return {name: row[name] for name in names if name in row}
 
 
