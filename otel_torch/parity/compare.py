@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,26 @@ _PROGRESS_INTERVAL_S = 0.1
 _MOST_NAMES = 3
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What a comparison is asked to do; see `compare`.
+
+    Attributes:
+        titles: What a map that is saved calls the two runs.
+    """
+
+    models: Sides[str] | None
+    rtol: float | None
+    map: Map | None
+    save_map: str | Path | None
+    titles: Sides[str]
+    thorough: bool
+    pairing: PairingFinder | None
+    tensors: Sides[Path] | None
+    warm_ups: bool
+    quantized: bool
+
+
 def compare(
     reference: str | Path,
     port: str | Path,
@@ -126,20 +147,11 @@ def compare(
         ValueError: There is no such cluster.
         MapError: The map does not fit the recordings.
     """
-
-    compare_one = partial(
-        compare_recordings,
-        models=models,
-        rtol=rtol,
-        map=map,
-        save_map=save_map,
-        titles=Sides(str(reference), str(port)),
-        thorough=thorough,
-        pairing=pairing,
-        tensors=tensors,
-        warm_ups=warm_ups,
-        quantized=quantized,
+    titles = Sides(str(reference), str(port))
+    options = _Options(
+        models, rtol, map, save_map, titles, thorough, pairing, tensors, warm_ups, quantized
     )
+    compare_one = partial(_compare_recordings, options=options)
     paths = Sides(Path(reference), Path(port))
     noise_path = None if noise is None else Path(noise)
     if any(path is not None and path.is_dir() for path in (*paths, noise_path)):
@@ -151,52 +163,29 @@ def compare(
     return compare_one(*paths.map(RecordingSource), noise=noise_source, progress=progress)
 
 
-def compare_recordings(
+def _compare_recordings(
     reference: RecordingSource,
     port: RecordingSource,
     *,
     noise: RecordingSource | None,
     progress: Progress,
-    models: Sides[str] | None,
-    rtol: float | None,
-    map: Map | None,
-    save_map: str | Path | None,
-    titles: Sides[str],
-    thorough: bool,
-    pairing: PairingFinder | None,
-    tensors: Sides[Path] | None,
-    warm_ups: bool,
-    quantized: bool,
+    options: _Options,
 ) -> Report:
-    """Compare two recordings, each of one process; see `compare`.
-
-    Args:
-        titles: What a map that is saved calls the two runs.
-    """
+    """Compare two recordings, each of one process."""
     warnings: list[str] = []
-    if models is not None:
+    if (models := options.models) is not None:
         reference = one_model(reference, models.reference, warnings.append)
         port = one_model(port, models.port, warnings.append)
         noise = noise and one_model(noise, models.reference, warnings.append)
     sources = Sides(reference, port)
-    if map is None and save_map is None and pairing is None and hold_operations(sources):
+    of_modules = options.map, options.save_map, options.pairing
+    if of_modules == (None, None, None) and hold_operations(sources):
         report = compare_operations(sources, noise, progress)
     else:
-        comparison = _Comparison(
-            sources,
-            noise,
-            Tolerance(rtol),
-            map,
-            progress,
-            thorough,
-            pairing,
-            tensors,
-            warm_ups,
-            quantized,
-        )
+        comparison = _Comparison(sources, noise, progress, options)
         report = comparison.run()
-        if save_map is not None and not comparison.is_unrelated:
-            comparison.save_map(save_map, titles)
+        if options.save_map is not None and not comparison.is_unrelated:
+            comparison.save_map(options.save_map, options.titles)
     report.warnings[:0] = dict.fromkeys(warnings)  # both sides may be one file
     return report
 
@@ -208,21 +197,15 @@ class _Comparison:
         self,
         sources: Sides[RecordingSource],
         noise: RecordingSource | None,
-        tolerance: Tolerance,
-        map: Map | None,
-        progress: Callable[[str], None],
-        thorough: bool,
-        pairing: PairingFinder | None,
-        tensors: Sides[Path] | None,
-        warm_ups: bool,
-        quantized: bool,
+        progress: Progress,
+        options: _Options,
     ) -> None:
         self.report = Report("match", reference=str(sources.reference), port=str(sources.port))
         self._warn = self.report.warnings.append
-        self._tolerance = tolerance
-        self._map = map
-        self._pairing = pairing
-        skipped = SKIPPED_PHASES - {WARM_UP} if warm_ups else SKIPPED_PHASES
+        self._tolerance = Tolerance(options.rtol)
+        self._map = options.map
+        self._pairing = options.pairing
+        skipped = SKIPPED_PHASES - {WARM_UP} if options.warm_ups else SKIPPED_PHASES
         self._recordings = sources.map(
             lambda source: load_recording_start(source, self._warn, self.report.leave_out, skipped)
         )
@@ -247,15 +230,15 @@ class _Comparison:
         # plans judge by the final outputs of a run, which are no evidence in an isolated run
         self._plans = PlanCache(
             self._recordings.map(lambda recording: recording.parameters),
-            off=thorough or self.report.isolated,
+            off=options.thorough or self.report.isolated,
         )
-        self._tensors = _stored_tensors(self._recordings, tensors)
+        self._tensors = _stored_tensors(self._recordings, options.tensors)
         self._retained = RetainedPairs()
         modes = self._recordings.map(lambda recording: ModuleModes(recording.meta))
         self._findings = Findings(self.report.isolated, modes)
         self._updates = Updates(self._recordings)
         self._coverage = Coverage()
-        self._quantized = quantized
+        self._quantized = options.quantized
         self._outliers: list[ParameterPair] = []
         self._dtypes = Sides[set[str]](set(), set())
         self._log_probabilities: dict[str, LogProbabilities] = {}

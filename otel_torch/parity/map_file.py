@@ -48,6 +48,7 @@ from typing import Any, Literal, NoReturn
 
 from otel_torch.parity.layout import Layout, parse_layout
 from otel_torch.parity.naming import wildcards
+from otel_torch.parity.parameter_names import pattern
 
 SCHEMA = "otel_torch.map/1"
 
@@ -246,13 +247,9 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """
     names = list(dict.fromkeys(candidates))
     if wildcards(name):  # suggest a pattern for a pattern
-        names = list(dict.fromkeys(map(_with_stars, names)))
+        names = list(dict.fromkeys(map(pattern, names)))
     similar = difflib.get_close_matches(name, names, 1)
     return f"; did you mean {quoted(similar[0])}?" if similar else ""
-
-
-def _with_stars(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def quoted(name: str) -> str:

@@ -35,11 +35,11 @@ class EqualRows:
         for entry in judged:
             cause = self._another_group(entry)
             if cause is not None:
-                causes[entry.place.key] = cause
+                causes[entry.key] = cause
         return causes | _mixed_gradients(judged)
 
     def _another_group(self, entry: JudgedPlace) -> Cause | None:
-        model, module, tensor, *_, phase, _ = entry.place.key
+        model, module, tensor, *_, phase, _ = entry.key
         groups = _groups_of(entry.place.ranks)
         if entry.layout is None or groups is None:
             return None
@@ -77,18 +77,17 @@ class TiedWeights:
 
     def learn(self, judged: Sequence[JudgedPlace]) -> None:
         """Remember the parameters without a reference whose parts are those of another one."""
-        attached = [entry for entry in judged if entry.place.key[-2] == "attach"]
+        attached = [entry for entry in judged if entry.key.phase == "attach"]
         known = {
             _numbers(row)
             for entry in attached
-            if entry.place.reference is not None
+            if entry.reference is not None
             for row in entry.place.ranks
         }
         self._names |= {
             _parameter(entry)
             for entry in attached
-            if entry.place.reference is None
-            and all(_numbers(row) in known for row in entry.place.ranks)
+            if entry.reference is None and all(_numbers(row) in known for row in entry.place.ranks)
         }
 
     def has(self, entry: JudgedPlace) -> bool:
@@ -97,7 +96,7 @@ class TiedWeights:
 
 
 def _parameter(entry: JudgedPlace) -> tuple[str, str, str]:
-    model, module, tensor, *_ = entry.place.key
+    model, module, tensor, *_ = entry.key
     return model, module, tensor.partition(".")[2]
 
 
@@ -139,12 +138,11 @@ def _mixed_gradients(judged: Sequence[JudgedPlace]) -> dict[PlaceKey, Cause]:
     """Return the cause where different parameters have one gradient, each on its own rank."""
     by_numbers: dict[str, list[JudgedPlace]] = {}
     for entry in judged:
-        is_gradient = entry.place.key[2].startswith(PARAMETER_GRADIENT)
-        if is_gradient and entry.is_wrong and len(entry.place.ranks) == 1:
+        if entry.key.is_parameter_gradient and entry.is_wrong and len(entry.place.ranks) == 1:
             by_numbers.setdefault(_numbers(entry.place.ranks[0]), []).append(entry)
     causes: dict[PlaceKey, Cause] = {}
     for equal in by_numbers.values():
-        names = [entry.place.key[1] for entry in equal]
+        names = [entry.key.module for entry in equal]
         ranks = {entry.place.ranks[0].rank for entry in equal}
         if len(set(names)) < 2 or len(ranks) < len(names) or not equal[0].place.ranks[0].l2:
             continue
@@ -152,5 +150,5 @@ def _mixed_gradients(judged: Sequence[JudgedPlace]) -> dict[PlaceKey, Cause]:
             f"{' and '.join(names)} have the same gradient, each on a rank of its own: it is "
             "reduced over ranks that have other parameters"
         )
-        causes |= {entry.place.key: Cause("gradients_mixed", True, text) for entry in equal}
+        causes |= {entry.key: Cause("gradients_mixed", True, text) for entry in equal}
     return causes

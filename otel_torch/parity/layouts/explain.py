@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.one_recording import OneRecording
@@ -46,22 +47,22 @@ def _before_another_rank(finding: Finding, wrong: WrongPlace, one: OneRecording)
     No module made it: what follows the output in one process is on a rank that is right.
     """
     module = finding.port_model, finding.port_module
-    ranks = {rank for key, rank in one.only_rank.items() if key[:2] == module}
+    ranks = {rank for key, rank in one.only_rank.items() if key.module_path == module}
     is_made = finding.phase != "backward" or not str(finding.port_tensor).startswith("grad_in")
     if is_made or wrong.rank is None or len(ranks) != 1 or wrong.rank in ranks:
         return finding
     key = next(key for key, place in one.wrong.items() if place is wrong)
     text = (
-        f"The gradient that reaches the output of {key[1]} is the first that is wrong: it comes "
-        f"from rank {ranks.pop()}, where the gradients are right."
+        f"The gradient that reaches the output of {key.module} is the first that is wrong: it "
+        f"comes from rank {ranks.pop()}, where the gradients are right."
     )
     sentence = "" if finding.cause is None else finding.cause.sentence
     return replace(
         finding,
-        module=key[1],
-        port_module=key[1],
-        tensor=key[2],
-        port_tensor=key[2],
+        module=key.module,
+        port_module=key.module,
+        tensor=key.tensor,
+        port_tensor=key.tensor,
         side="output",
         port_side="output",
         explanation=" ".join(filter(None, (sentence, text))),
@@ -81,7 +82,7 @@ def _wrong_place(finding: Finding, one: OneRecording) -> WrongPlace | None:
             (
                 wrong
                 for key, wrong in one.wrong.items()
-                if key[3:5] == step and key[6] == "backward"
+                if key.position == step and key.phase == "backward"
             ),
             None,
         )
@@ -89,27 +90,20 @@ def _wrong_place(finding: Finding, one: OneRecording) -> WrongPlace | None:
         losses = (
             wrong
             for key, wrong in one.wrong.items()
-            if (key[:3], key[3:5], key[6]) == (module, step, "train")
+            if (key.tensor_name, key.position, key.phase) == (module, step, "train")
         )
         return next(losses, None)
     if finding.phase == "update" and finding.cause is not None and not finding.port_module:
         return _wrong_updates(step, one)
     if finding.port_side == "parameter" and finding.phase in _WITH_PARAMETERS:
-        return one.wrong.get((*module, 0, 0, 0, "attach", None))
+        return one.wrong.get(_place_key(finding)._replace(loop=0, step=0, call=0, phase="attach"))
     return one.wrong.get(_place_key(finding))
 
 
 def _place_key(finding: Finding) -> PlaceKey:
-    return (
-        finding.port_model,
-        finding.port_module,
-        finding.port_tensor,
-        finding.port_loop,
-        finding.port_step,
-        finding.port_call,
-        finding.phase,
-        None,
-    )
+    names = ("model", "module", "tensor", "loop", "step", "call")
+    place: dict[str, Any] = {name: getattr(finding, f"port_{name}") for name in names}
+    return PlaceKey(**place | {"phase": finding.phase, "branch": None})
 
 
 def _wrong_updates(step: tuple[int | None, int | None], one: OneRecording) -> WrongPlace | None:
@@ -117,14 +111,14 @@ def _wrong_updates(step: tuple[int | None, int | None], one: OneRecording) -> Wr
 
     A schedule may set them in a row of each step, and not all of them have one.
     """
-    in_step = [(key, wrong) for key, wrong in one.wrong.items() if key[3:5] == step]
+    in_step = [(key, wrong) for key, wrong in one.wrong.items() if key.position == step]
     for key, wrong in in_step:
-        if key[6] == "train" and key[2].endswith("]"):
+        if key.phase == "train" and key.tensor.endswith("]"):
             return replace(wrong, cause=None)
     rank = one.rank_of_settings
     if rank is not None:
         return WrongPlace(rank, None, f"Only rank {rank} is wrong.")
-    updates = (wrong for key, wrong in in_step if key[6] == "update")
+    updates = (wrong for key, wrong in in_step if key.phase == "update")
     first = next(updates, None)
     return None if first is None else replace(first, cause=None)
 

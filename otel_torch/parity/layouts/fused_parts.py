@@ -39,8 +39,8 @@ class FusedParts:
         """
         accepted = _modules_with_right_outputs(judged)
         for entry in judged:
-            (model, module, tensor), reference = entry.place.key[:3], entry.place.reference
-            layout = entry.layout
+            model, module, tensor = entry.key.tensor_name
+            reference, layout = entry.reference, entry.layout
             if reference is None or layout is None or layout.kind != "parts":
                 continue
             name = model, pattern(module), tensor.partition(".")[2]
@@ -57,14 +57,15 @@ def _modules_with_right_outputs(judged: Sequence[JudgedPlace]) -> set[tuple[str,
     """Return (model, module in any block) of parts in another order that do no harm."""
     outputs: dict[tuple[str, str], bool] = {}
     for entry in judged:
-        model, module, tensor, *_, phase, _ = entry.place.key
-        if phase in FORWARD_PHASES and tensor.startswith("out") and entry.layout is not None:
-            outputs[model, module] = outputs.get((model, module), True) and not entry.is_wrong
+        key, module = entry.key, entry.key.module_path
+        is_output = key.phase in FORWARD_PHASES and key.tensor.startswith("out")
+        if is_output and entry.layout is not None:
+            outputs[module] = outputs.get(module, True) and not entry.is_wrong
     accepted = set()
     for entry in judged:
         if entry.has_parts_in_other_order:
-            model, module = entry.place.key[:2]
-            around = (outputs.get((model, name)) for name in enclosing_names(module))
+            model, name = entry.key.module_path
+            around = (outputs.get((model, outer)) for outer in enclosing_names(name))
             if next((is_right for is_right in around if is_right is not None), False):
-                accepted.add((model, pattern(module)))
+                accepted.add((model, pattern(name)))
     return accepted

@@ -20,7 +20,7 @@ from otel_torch.parity.diagnosis.linear import fit
 from otel_torch.parity.finding import Cause
 from otel_torch.parity.layouts.judged_places import JudgedPlace
 from otel_torch.parity.layouts.rank_layout import recognize, terms_of
-from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow
+from otel_torch.parity.layouts.rank_rows import PlaceKey, RankRow
 from otel_torch.parity.layouts.wrong_places import WrongPlace
 
 # how close the factors of a rank's gradients are, and how many of the gradients share them
@@ -42,7 +42,7 @@ def find_unscaled(judged: Sequence[JudgedPlace], are_used_elsewhere: bool = Fals
     """
     for entries in _gradients_by_model(judged).values():
         scales = _scales_of_ranks(entries)
-        if scales and not _scale_activations(judged, scales, entries[0].place.key):
+        if scales and not _scale_activations(judged, scales, entries[0].key):
             _divide(entries, scales, are_used_elsewhere)
 
 
@@ -56,11 +56,11 @@ def describe_all_gradients(
     """
     described = {}
     for model, entries in _gradients_by_model(judged).items():
-        _, _, _, loop, step, *_ = entries[0].place.key
-        known = [causes[entry.place.key] for entry in entries if entry.place.key in causes]
+        position = entries[0].key.position
+        known = [causes[entry.key] for entry in entries if entry.key in causes]
         cause = _common_cause(entries) or next(iter(known[_FEW - 1 :]), None)
         if cause is not None:
-            key = model, "", "param_grad", loop, step, 0, "backward", None
+            key = PlaceKey(model, "", "param_grad", *position, 0, "backward", None)
             rank = min(row.rank for entry in entries for row in entry.rows)
             described[key] = WrongPlace(rank, cause, "")
     return described
@@ -89,8 +89,8 @@ def _common_cause(entries: Sequence[JudgedPlace]) -> Cause | None:
 def _gradients_by_model(judged: Sequence[JudgedPlace]) -> dict[str, list[JudgedPlace]]:
     by_model: dict[str, list[JudgedPlace]] = {}
     for entry in judged:
-        if entry.place.key[2].startswith(PARAMETER_GRADIENT) and entry.layout is not None:
-            by_model.setdefault(entry.place.key[0], []).append(entry)
+        if entry.key.is_parameter_gradient and entry.layout is not None:
+            by_model.setdefault(entry.key.model, []).append(entry)
     return by_model
 
 
@@ -100,12 +100,12 @@ def _scales_of_ranks(entries: Sequence[JudgedPlace]) -> dict[int, float]:
     Nor is anything to do where all are right as they are.
     """
     largest = max(
-        (entry.place.reference.l2 for entry in entries if entry.place.reference is not None),
+        (entry.reference.l2 for entry in entries if entry.reference is not None),
         default=0.0,
     )
     votes: dict[int, list[float]] = {}
     for entry in entries:
-        reference = entry.place.reference
+        reference = entry.reference
         if reference is None or reference.sketch is None or reference.l2 < _NEGLIGIBLE * largest:
             continue
         for rank, factor in _factors(entry, reference.sketch):
@@ -129,10 +129,9 @@ def _scale_activations(
         key: Of a gradient of the same model and step.
     """
     for entry in judged:
-        model, _, tensor, *step, _, phase, _ = entry.place.key
-        reference = entry.place.reference
-        is_inside = phase == "backward" and not tensor.startswith(PARAMETER_GRADIENT)
-        if not is_inside or (model, step) != (key[0], list(key[3:5])) or not entry.is_wrong:
+        reference = entry.reference
+        is_of_model = (entry.key.model, entry.key.position) == (key.model, key.position)
+        if not entry.key.is_gradient_inside or not is_of_model or not entry.is_wrong:
             continue
         if reference is None or reference.sketch is None or entry.layout is None:
             continue
@@ -170,7 +169,7 @@ def _factors(entry: JudgedPlace, whole: Sketch) -> Iterator[tuple[int, float]]:
 
 
 def _ways_to_add_up(entry: JudgedPlace) -> Iterator[Terms]:
-    rows, layout, reference = entry.rows, entry.layout, entry.place.reference
+    rows, layout, reference = entry.rows, entry.layout, entry.reference
     if len(rows) < 2 or layout is None or reference is None:
         return
     if any("shard" in row.row for row in rows) or rows[0].numel == reference.numel:
@@ -193,7 +192,7 @@ def _divide(
     wrong = [rank for rank, scale in scales.items() if abs(scale - 1) > _SAME]
     differ = max(scales.values()) - min(scales.values()) > _SAME * max(scales.values())
     for entry in entries:
-        reference, layout = entry.place.reference, entry.layout
+        reference, layout = entry.reference, entry.layout
         is_right = layout is None or layout.error <= layout.limit
         if reference is None or layout is None or is_right:
             continue

@@ -20,7 +20,6 @@ from otel_torch.parity.layouts.rank_layout import (
     terms_of,
 )
 from otel_torch.parity.layouts.rank_rows import (
-    PARAMETER_GRADIENT,
     PlaceKey,
     RankRow,
     TensorPlace,
@@ -69,6 +68,16 @@ class JudgedPlace:
     rank_scales: dict[int, float] = field(default_factory=dict)
 
     @property
+    def key(self) -> PlaceKey:
+        """What identifies the place."""
+        return self.place.key
+
+    @property
+    def reference(self) -> RankRow | None:
+        """The row of the process that ran alone, if it has the place."""
+        return self.place.reference
+
+    @property
     def is_notable(self) -> bool:
         """Whether ranks do not hold what the reference has, a single one even if only slightly."""
         if self.is_own:
@@ -78,8 +87,8 @@ class JudgedPlace:
     @property
     def is_padded_end(self) -> bool:
         """Whether the model returns it with a padding that keeps it from being compared."""
-        key, layout = self.place.key, self.layout
-        is_end = not key[1] and key[2].startswith("out")
+        key, layout = self.key, self.layout
+        is_end = not key.module and key.tensor.startswith("out")
         return is_end and self.is_padded and layout is not None and math.isnan(layout.error)
 
     @property
@@ -90,7 +99,7 @@ class JudgedPlace:
     @property
     def has_parts_in_other_order(self) -> bool:
         """Whether the parts together hold the reference's numbers, in a different order."""
-        layout, reference = self.layout, self.place.reference
+        layout, reference = self.layout, self.reference
         if layout is None or reference is None or layout.kind != "parts":
             return False
         return layout.error >= _FAR * layout.limit and is_reordered(reference, self.rows)
@@ -102,7 +111,7 @@ class JudgedPlace:
         Where only part p is another order of p', the error e = p - p' has e·p = |e|²/2, as the two
         have one norm, and no product with the other parts. Parts that changed places share it.
         """
-        layout, reference = self.layout, self.place.reference
+        layout, reference = self.layout, self.reference
         if layout is None or reference is None or not self.has_parts_in_other_order:
             return None
         terms = terms_of(layout, self.rows)
@@ -136,12 +145,12 @@ class JudgedPlace:
         if "shard" in row:
             return list(row["shard"]["shape"])
         part = list(row.get("shape") or [])
-        if self.is_padded and self.place.reference is not None:
-            return list(self.place.reference.shape or part)
+        if self.is_padded and self.reference is not None:
+            return list(self.reference.shape or part)
         if self.layout is None or (self.layout.has_sketches and self.layout.kind != "parts"):
             return part
         if self.layout.dim is None:
-            reference = self.place.reference
+            reference = self.reference
             return list((reference.shape if reference else None) or part)
         part[self.layout.dim] *= len(self.rows)
         return part
@@ -180,9 +189,9 @@ def judge_places(
     judged = [_judge(place, count) for place in places]
     cut = set() if in_order is None else in_order
     # a program cuts its batches alike in all steps
-    if any(_is_reordered_input(entry) and entry.place.key[:3] not in cut for entry in judged):
+    if any(_is_reordered_input(entry) and entry.key.tensor_name not in cut for entry in judged):
         _forget_order(judged, count)
-    cut |= {entry.place.key[:3] for entry in judged if _is_input_in_order(entry)}
+    cut |= {entry.key.tensor_name for entry in judged if _is_input_in_order(entry)}
     if _have_same_inputs(judged):
         _expect_one_loss(judged)
     _compare_loss_with_gradients(judged)
@@ -190,9 +199,9 @@ def judge_places(
     _set_aside_own_scalars(judged)
     for correct in passes:
         correct(judged)
-    for phase in dict.fromkeys(place.key[-2] for place in places):
+    for phase in dict.fromkeys(place.key.phase for place in places):
         if phase != "train":
-            _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
+            _mark_unreduced([entry for entry in judged if entry.key.phase == phase])
     if _have_same_inputs(judged):
         _mark_first_gradient(judged)
     return judged
@@ -207,21 +216,19 @@ def _judge(place: TensorPlace, count: int) -> JudgedPlace:
     if is_on_mesh(place.reference, rows, count):
         return JudgedPlace(place, *recognize_on_mesh(place.reference, rows, count))
     # all ranks have the settings of one optimizer
-    is_setting = place.key[-2] == "train" and place.key[2].endswith("]")
+    is_setting = place.key.phase == "train" and place.key.tensor.endswith("]")
     can_add_up = not is_setting and not _is_given_zeros(place, rows)
     return JudgedPlace(place, rows, recognize(place.reference, rows, can_add_up))
 
 
 def _is_given_zeros(place: TensorPlace, rows: Sequence[RankRow]) -> bool:
     """Return whether some ranks give the model zeros instead of an input, which are no terms."""
-    _, module, tensor, *_ = place.key
-    return not module and tensor.startswith("in") and any(row.l2 == 0 for row in rows)
+    return place.key.is_input_of_model and any(row.l2 == 0 for row in rows)
 
 
 def _is_reordered_input(entry: JudgedPlace) -> bool:
-    _, module, tensor, *_ = entry.place.key
-    reference, layout = entry.place.reference, entry.layout
-    if module or not tensor.startswith("in") or reference is None or layout is None:
+    reference, layout = entry.reference, entry.layout
+    if not entry.key.is_input_of_model or reference is None or layout is None:
         return False
     if layout.kind != "parts" or not layout.is_wrong or not is_reordered(reference, entry.rows):
         return False
@@ -230,9 +237,8 @@ def _is_reordered_input(entry: JudgedPlace) -> bool:
 
 
 def _is_input_in_order(entry: JudgedPlace) -> bool:
-    _, module, tensor, *_ = entry.place.key
     layout = entry.layout
-    if module or not tensor.startswith("in") or layout is None or layout.is_wrong:
+    if not entry.key.is_input_of_model or layout is None or layout.is_wrong:
         return False
     return layout.kind == "parts" and layout.has_sketches
 
@@ -240,9 +246,9 @@ def _is_input_in_order(entry: JudgedPlace) -> bool:
 def _forget_order(judged: Sequence[JudgedPlace], count: int) -> None:
     """Compare parts of activations without their order, as the batch has been cut in another."""
     for entry in judged:
-        reference, layout = entry.place.reference, entry.layout
+        reference, layout = entry.reference, entry.layout
         is_part = layout is not None and layout.kind == "parts" and layout.is_wrong
-        if reference is not None and is_part and entry.place.key[-2] in _ACTIVATION_PHASES:
+        if reference is not None and is_part and entry.key.phase in _ACTIVATION_PHASES:
             entry.rows, entry.layout = recognize_on_mesh(reference, entry.rows, count)
 
 
@@ -260,10 +266,9 @@ def _accept_larger_gradients(judged: Sequence[JudgedPlace], count: int, groups: 
     if not larger:
         return
     for entry in judged:
-        *_, tensor, _, _, _, phase, _ = entry.place.key
-        reference, layout = entry.place.reference, entry.layout
-        is_inside = phase == "backward" and not tensor.startswith(PARAMETER_GRADIENT)
-        if not is_inside and not (groups > 1 and tensor == "loss"):
+        reference, layout = entry.reference, entry.layout
+        is_loss = groups > 1 and entry.key.tensor == "loss"
+        if not entry.key.is_gradient_inside and not is_loss:
             continue
         if reference is None or layout is None or not layout.is_wrong or count == 1:
             continue
@@ -279,9 +284,8 @@ def _accept_larger_gradients(judged: Sequence[JudgedPlace], count: int, groups: 
 
 def _cuts_of_input(entry: JudgedPlace) -> int:
     """Return into how many parts the ranks cut an input of the whole model, 1 for other tensors."""
-    _, module, tensor, *_ = entry.place.key
-    reference, layout = entry.place.reference, entry.layout
-    if module or not tensor.startswith("in") or reference is None or layout is None:
+    reference, layout = entry.reference, entry.layout
+    if not entry.key.is_input_of_model or reference is None or layout is None:
         return 1
     return reference.numel // (entry.rows[0].numel or 1) if layout.kind == "parts" else 1
 
@@ -289,7 +293,7 @@ def _cuts_of_input(entry: JudgedPlace) -> int:
 def _means(entry: JudgedPlace) -> int:
     """Return how many losses of ranks the reference's is the mean of, 1 for other tensors."""
     layout = entry.layout
-    if entry.place.key[2] != "loss" or layout is None or layout.is_wrong or layout.agree:
+    if entry.key.tensor != "loss" or layout is None or layout.is_wrong or layout.agree:
         return 1
     return round(1 / layout.scale) if layout.kind == "sum" else 1
 
@@ -299,11 +303,11 @@ def _set_aside_own_scalars(judged: Sequence[JudgedPlace]) -> None:
 
     They say nothing of the whole, as the parts may not count alike, unless it is beyond them all.
     """
-    in_parts = {entry.place.key[0] for entry in judged if _cuts_of_input(entry) > 1}
+    in_parts = {entry.key.model for entry in judged if _cuts_of_input(entry) > 1}
     for entry in judged:
-        model, *_, phase, _ = entry.place.key
-        reference = entry.place.reference
-        if model not in in_parts or phase not in FORWARD_PHASES or reference is None:
+        reference = entry.reference
+        is_inside = entry.key.model in in_parts and entry.key.phase in FORWARD_PHASES
+        if not is_inside or reference is None:
             continue
         values = [row.number("mean") for row in entry.place.ranks]
         is_between = min(values) < reference.number("mean") < max(values)
@@ -312,19 +316,15 @@ def _set_aside_own_scalars(judged: Sequence[JudgedPlace]) -> None:
 
 def _have_same_inputs(judged: Sequence[JudgedPlace]) -> bool:
     """Return whether each rank has the whole batch, at all models."""
-    inputs = [
-        entry.layout
-        for entry in judged
-        if not entry.place.key[1] and entry.place.key[2].startswith("in")
-    ]
+    inputs = [entry.layout for entry in judged if entry.key.is_input_of_model]
     return bool(inputs) and all(layout and layout.kind == "whole" for layout in inputs)
 
 
 def _expect_one_loss(judged: Sequence[JudgedPlace]) -> None:
     """Expect the reference's loss on each rank, unless their losses add up to it."""
     for entry in judged:
-        reference = entry.place.reference
-        if entry.place.key[2] == "loss" and reference is not None and entry.is_wrong:
+        reference = entry.reference
+        if entry.key.tensor == "loss" and reference is not None and entry.is_wrong:
             entry.layout = recognize(reference, entry.rows, can_add_up=False)
             entry.same_inputs = True
 
@@ -336,7 +336,7 @@ def _compare_loss_with_gradients(judged: Sequence[JudgedPlace]) -> None:
     of all tokens over that of its own. Padding that counts has gradients of its own.
     """
     for loss in judged:
-        if loss.place.key[2] != "loss" or not loss.is_wrong:
+        if loss.key.tensor != "loss" or not loss.is_wrong:
             continue
         factors = [
             of_entry for entry in judged if (of_entry := _factors_on_ranks(entry, loss)) is not None
@@ -352,10 +352,10 @@ def _factors_on_ranks(entry: JudgedPlace, loss: JudgedPlace) -> list[float] | No
 
     Empty if they do not; None if it is another tensor, or the layout does not show it.
     """
-    model, module, tensor, *step, _, phase, _ = entry.place.key
-    reference, layout = entry.place.reference, entry.layout
-    is_output = not module and tensor.startswith("grad") and phase == "backward"
-    if not is_output or model != loss.place.key[0] or step != list(loss.place.key[3:5]):
+    key, reference, layout = entry.key, entry.reference, entry.layout
+    is_output = not key.module and key.tensor.startswith("grad") and key.phase == "backward"
+    is_of_loss = (key.model, key.position) == (loss.key.model, loss.key.position)
+    if not is_output or not is_of_loss:
         return None
     if reference is None or reference.sketch is None or layout is None or layout.kind != "parts":
         return None
@@ -385,11 +385,11 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             continue
         if entry.is_own:
             continue
-        if entry.place.key[2].startswith(PARAMETER_GRADIENT):
+        if entry.key.is_parameter_gradient:
             entry.unreduced = layout.kind == "sum" and not layout.is_wrong
         elif is_over:
             continue
-        elif layout.kind == "sum" and entry.place.key[:2] in reduced:
+        elif layout.kind == "sum" and entry.key.module_path in reduced:
             continue  # of rows that each rank has its own of, as the gradients of parameters show
         elif layout.kind == "sum" and layout.has_sketches and not layout.is_wrong:
             sums.append(entry)
@@ -401,7 +401,7 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             is_over = True
         elif not _is_other_input(entry, before):
             before = []
-    if not is_over and places and places[0].place.key[-2] in FORWARD_PHASES:
+    if not is_over and places and places[0].key.phase in FORWARD_PHASES:
         _mark(before)
 
 
@@ -410,17 +410,17 @@ def _mark_first_gradient(judged: Sequence[JudgedPlace]) -> None:
 
     Ranks that compute the same batch have the same gradients; those of own rows are another case.
     """
-    backward = [entry for entry in judged if entry.place.key[-2] == "backward"]
-    inside = [entry for entry in backward if not entry.place.key[2].startswith(PARAMETER_GRADIENT)]
+    inside = [entry for entry in judged if entry.key.is_gradient_inside]
     kinds = [_is_right_sum(entry) for entry in inside]
     if True not in kinds:
         return
     first = kinds.index(True)
-    modules = {entry.place.key[:2] for entry in inside[first:]}
+    modules = {entry.key.module_path for entry in inside[first:]}
     gradients = [
         entry
-        for entry in backward
-        if entry.place.key[2].startswith(PARAMETER_GRADIENT) and entry.place.key[:2] in modules
+        for entry in judged
+        if entry.key.phase == "backward" and entry.key.is_parameter_gradient
+        if entry.key.module_path in modules
     ]
     # a part of a parameter gets only the rank's own term, too, which is wrong
     if gradients and all(kinds[first:]) and all(entry.is_wrong for entry in gradients):
@@ -436,32 +436,25 @@ def _modules_with_right_gradients(places: Sequence[JudgedPlace]) -> set[tuple[st
     """Return (model, module) whose parameters have right gradients, reduced over the ranks."""
     are_right: dict[tuple[str, str], bool] = {}
     for entry in places:
-        model, module, tensor, *_ = entry.place.key
-        layout = entry.layout
-        if tensor.startswith(PARAMETER_GRADIENT) and layout is not None:
+        module, layout = entry.key.module_path, entry.layout
+        if entry.key.is_parameter_gradient and layout is not None:
             is_right = layout.kind == "whole" and not layout.is_wrong
-            are_right[model, module] = are_right.get((model, module), True) and is_right
+            are_right[module] = are_right.get(module, True) and is_right
     return {name for name, is_right in are_right.items() if is_right}
 
 
 def expect_no_reduction(judged: Sequence[JudgedPlace]) -> None:
     """Accept gradients of which each rank has a term, where no optimizer uses them as they are."""
     for entry in judged:
-        if entry.place.key[2].startswith(PARAMETER_GRADIENT):
+        if entry.key.is_parameter_gradient:
             entry.unreduced = False
 
 
 def _is_other_input(entry: JudgedPlace, before: Sequence[JudgedPlace]) -> bool:
     """Return whether a place is an input of the call that receives a sum: a residual to add to."""
-    key = entry.place.key
-    return key[2].startswith("in") and any(
-        sum_.place.key[2].startswith("in") and _call_of(sum_.place.key) == _call_of(key)
-        for sum_ in before
+    return entry.key.is_input and any(
+        sum_.key.is_input and sum_.key.module_call == entry.key.module_call for sum_ in before
     )
-
-
-def _call_of(key: PlaceKey) -> PlaceKey:
-    return key[:2] + key[3:]
 
 
 def _is_added(term: JudgedPlace, wrong: JudgedPlace) -> bool:

@@ -129,16 +129,16 @@ def make_one_recording(
         for index, place in enumerate(judged):
             if place.is_in_unknown_parts:
                 # the reference has the norms of a tied weight, and its numbers, elsewhere
-                if place.place.key[-2] != "train" and not tied.has(place):
+                if place.key.phase != "train" and not tied.has(place):
                     in_parts.append(place.rows[0].row)
                 continue
             biases.learn(place)
             equal_parts.learn(place)
-            has_gradients |= place.place.key[-2] == "backward"
+            has_gradients |= place.key.phase == "backward"
             if place.is_padded_end:
                 padded_ends.append(place.rows[0].row)
             if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
-                one.only_rank[place.place.key] = place.place.ranks[0].rank
+                one.only_rank[place.key] = place.place.ranks[0].rank
             row = _row_of(place, numbers)
             if row is None:
                 incomplete.append(place.place.ranks[0].row)
@@ -148,10 +148,10 @@ def make_one_recording(
                 wrong = _describe(judged, index, biases, len(one.wrong))
                 if equal_parts.has(place) and wrong.says_equal_parts:
                     wrong = WrongPlace(None, None, "")
-                cause = causes.get(place.place.key)
+                cause = causes.get(place.key)
                 if cause is not None:
                     wrong = WrongPlace(place.rows[0].rank, cause, "")
-                one.wrong[place.place.key] = wrong
+                one.wrong[place.key] = wrong
         one.recording.extend(_in_time(rows))
     for cut in cuts:
         leave_out(cut)
@@ -214,7 +214,7 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
         return None
     if layout is None:
         return owner
-    reference = judged.place.reference
+    reference = judged.reference
     if judged.is_own and reference is not None and reference.numel == 1:
         # a right scalar of the whole lies between those of its parts: the other outputs decide
         return owner | {name: reference.row[name] for name in STATISTICS if name in reference.row}
@@ -226,7 +226,7 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
     if layout.kind == "whole" and layout.scale == 1:
         return row_of_rank(owner, judged.rows[judged.worst])
     whole = row_of_all(owner, layout, judged.rows, judged.whole_shape)
-    if reference is not None and not layout.is_wrong and "int" in str(owner.get("dtype")):
+    if reference is not None and not layout.is_wrong and judged.rows[0].is_integer:
         # integers are compared exactly, and what follows from their parts is rounded
         whole |= {
             name: reference.row[name] for name in SCALING if name in {*whole} & {*reference.row}
@@ -242,7 +242,7 @@ def _row_of_terms(judged: JudgedPlace, owner: Row) -> Row:
     A rank of a mesh has a part of it; then the terms of some ranks are put together as if they
     were all of it.
     """
-    layout, reference, rows = judged.layout, judged.place.reference, judged.rows
+    layout, reference, rows = judged.layout, judged.reference, judged.rows
     if layout is None or layout.has_sketches or reference is None or not rows[0].numel:
         return owner
     parts = rows[:: max(1, len(rows) * rows[0].numel // (reference.numel or 1))]

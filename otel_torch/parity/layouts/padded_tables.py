@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from otel_torch.parity.layouts.judged_places import JudgedPlace
 from otel_torch.parity.layouts.rank_layout import RankLayout, limit_of
-from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT
 from otel_torch.parity.parameter_names import pattern
 
 
@@ -30,21 +29,19 @@ class PaddedTables:
     def forget_others(self, judged: Sequence[JudgedPlace]) -> None:
         """Do not compare gradients of padded parts that are of no vocabulary."""
         for entry in judged:
-            (model, module, tensor), reference = entry.place.key[:3], entry.place.reference
+            module, reference = entry.key.module_path, entry.reference
             shape = reference.shape if reference is not None else None
-            if tensor.startswith("param.") and shape and len(shape) > 1:
-                self._tables[model, module] = shape[0]
-            is_table = tensor.startswith("in") and (model, module) in self._tables
-            if is_table and "int" in str(entry.rows[0].row.get("dtype")):
-                self._sizes.add(self._tables[model, module])
+            if entry.key.tensor.startswith("param.") and shape and len(shape) > 1:
+                self._tables[module] = shape[0]
+            if entry.key.is_input and module in self._tables and entry.rows[0].is_integer:
+                self._sizes.add(self._tables[module])
         for entry in judged:
-            reference = entry.place.reference
+            reference = entry.reference
             if reference is None or not reference.shape or not entry.is_padded:
                 continue
-            _, module, tensor, *_, phase, _ = entry.place.key
-            rows = 0 if tensor.startswith(PARAMETER_GRADIENT) else -1
-            # a head is in no block
-            is_vocabulary = module == pattern(module) and reference.shape[rows] in self._sizes
-            if phase == "backward" and not is_vocabulary:
+            rows = 0 if entry.key.is_parameter_gradient else -1
+            name = entry.key.module  # a head is in no block
+            is_vocabulary = name == pattern(name) and reference.shape[rows] in self._sizes
+            if entry.key.phase == "backward" and not is_vocabulary:
                 limit = limit_of(reference)
                 entry.layout = RankLayout("parts", math.nan, limit, has_sketches=False)

@@ -136,7 +136,7 @@ def _wrongness(layout: RankLayout) -> float:
 
 def limit_of(reference: RankRow) -> float:
     """Return the relative error up to which a layout explains the reference."""
-    if reference.row.get("phase") == "train" or "int" in str(reference.row.get("dtype")):
+    if reference.row.get("phase") == "train" or reference.is_integer:
         return _EXPLAINED_EXACT
     return _EXPLAINED.get(str(reference.row.get("dtype")), _EXPLAINED_COARSE)
 

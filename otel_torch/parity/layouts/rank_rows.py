@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,62 @@ from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
 from otel_torch.statistics.sketch_format import SIZE
 
-PlaceKey = tuple[Any, ...]
-_KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
 PARAMETER_GRADIENT = "param_grad."
+# what else a row says of a tensor without its numbers
+_DESCRIPTION = ("class", "shape", "dtype", "numel", "order", "parent", "value", "storage")
+
+
+class PlaceKey(NamedTuple):
+    """What identifies a tensor of a call in every recording of the run."""
+
+    model: str
+    module: str
+    tensor: str
+    loop: int | None
+    step: int | None
+    call: int | None
+    phase: str
+    branch: str | None
+
+    @property
+    def module_path(self) -> tuple[str, str]:
+        """The module: (model, name)."""
+        return self.model, self.module
+
+    @property
+    def position(self) -> tuple[int | None, int | None]:
+        """When the call runs: (loop, step)."""
+        return self.loop, self.step
+
+    @property
+    def tensor_name(self) -> tuple[str, str, str]:
+        """The tensor in all calls: (model, module, tensor)."""
+        return self[:3]
+
+    @property
+    def module_call(self) -> tuple[Any, ...]:
+        """The call, whichever its tensor."""
+        return self.module_path + self[3:]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the call is given the tensor."""
+        return self.tensor.startswith("in")
+
+    @property
+    def is_input_of_model(self) -> bool:
+        """Whether the model itself is given the tensor."""
+        return self.is_input and not self.module
+
+    @property
+    def is_parameter_gradient(self) -> bool:
+        """Whether it is the gradient of a parameter."""
+        return self.tensor.startswith(PARAMETER_GRADIENT)
+
+    @property
+    def is_gradient_inside(self) -> bool:
+        """Whether it is a gradient of the backward pass, and of no parameter."""
+        return self.phase == "backward" and not self.is_parameter_gradient
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +115,11 @@ class RankRow:
         """The number of elements, 0 where it is not recorded."""
         numel = self.row.get("numel")
         return numel if isinstance(numel, int) else int(np.prod(self.shape or (0,)))
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers."""
+        return "int" in str(self.row.get("dtype"))
 
     @property
     def is_parameter_gradient(self) -> bool:
@@ -108,8 +166,9 @@ class TensorPlace:
 
 
 def place_key(row: Row) -> PlaceKey:
-    """Return what identifies a tensor of a call in every recording of the run."""
-    return tuple(row.get(name) for name in _KEY)
+    """Return the key of a row."""
+    fields: dict[str, Any] = {name: row.get(name) for name in PlaceKey._fields}
+    return PlaceKey(**fields)
 
 
 def iterate_places(
@@ -152,13 +211,13 @@ def _with_spread_gradients(
     An optimizer that is split over the ranks (ZeRO) leaves each gradient on one rank, and that of
     one parameter in pieces on two.
     """
-    gradients = [place for place in places if place.key[2].startswith(PARAMETER_GRADIENT)]
+    gradients = [place for place in places if place.key.is_parameter_gradient]
     if all(len(place.ranks) == count for place in gradients):
         return places
     known = {place.key for place in gradients}
     in_pieces = []
     for key, reference in references.items():
-        if key[2].startswith(PARAMETER_GRADIENT) and key not in known:
+        if key.is_parameter_gradient and key not in known:
             row = without_numbers(reference.row)
             row.pop("value", None)  # the number of another tensor on the ranks
             row.pop("storage", None)
@@ -169,7 +228,7 @@ def _with_spread_gradients(
 
 def without_numbers(row: Row) -> Row:
     """Return a row that says what a tensor is, and not which numbers it has."""
-    names = (*_KEY, "class", "shape", "dtype", "numel", "order", "parent", "value", "storage")
+    names = PlaceKey._fields + _DESCRIPTION
     return {name: row[name] for name in names if name in row}
 
 
@@ -214,7 +273,7 @@ def _in_order(key: tuple[int | None, int | None]) -> tuple[int, int]:
 
 
 def _kind(place: TensorPlace) -> tuple[Any, bool]:
-    return place.key[-2], place.key[2].startswith(PARAMETER_GRADIENT)
+    return place.key.phase, place.key.is_parameter_gradient
 
 
 class _RankSteps:

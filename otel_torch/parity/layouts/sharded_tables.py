@@ -27,22 +27,19 @@ class ShardedTables:
         """Mark the ids that are each rank's own, and the rows that they select."""
         shifted = set()
         given_others = {  # models whose own ids are wrong already
-            entry.place.key[0]
-            for entry in judged
-            if not entry.place.key[1] and entry.place.key[2].startswith("in") and entry.is_wrong
+            entry.key.model for entry in judged if entry.key.is_input_of_model and entry.is_wrong
         }
         for entry in judged:
-            model, module, tensor, *_, phase, _ = entry.place.key
-            if tensor.startswith("param.") and _has_split_rows(entry):
-                self._modules[model, module] = not entry.is_wrong
-            if phase not in FORWARD_PHASES or (model, module) not in self._modules:
+            key, module = entry.key, entry.key.module_path
+            if key.tensor.startswith("param.") and _has_split_rows(entry):
+                self._modules[module] = not entry.is_wrong
+            if key.phase not in FORWARD_PHASES or module not in self._modules:
                 continue
-            call = entry.place.key[:2] + entry.place.key[3:]
-            is_shifted = tensor.startswith("in") and entry.is_wrong and _is_integer(entry)
-            if is_shifted and model not in given_others:
-                shifted.add(call)
+            is_shifted = key.is_input and entry.is_wrong and entry.rows[0].is_integer
+            if is_shifted and key.model not in given_others:
+                shifted.add(key.module_call)
             # what wrong rows select is wrong, too
-            if call in shifted and (tensor.startswith("in") or self._modules[model, module]):
+            if key.module_call in shifted and (key.is_input or self._modules[module]):
                 entry.is_own = True
 
 
@@ -51,14 +48,10 @@ def _has_split_rows(entry: JudgedPlace) -> bool:
 
     A DTensor is whole where it is used (FSDP2), or knows its rows.
     """
-    reference, part = entry.place.reference, entry.rows[0].shape
+    reference, part = entry.reference, entry.rows[0].shape
     if "shard" in entry.rows[0].row:
         return False
     whole = None if reference is None else reference.shape
     if not whole or not part or len(whole) != len(part):
         return False
     return part[0] < whole[0] and part[1:] == whole[1:]
-
-
-def _is_integer(entry: JudgedPlace) -> bool:
-    return "int" in str(entry.rows[0].row.get("dtype"))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from otel_torch.parity.layouts.rank_rows import (
-    PARAMETER_GRADIENT,
     RankRow,
     TensorPlace,
     without_numbers,
@@ -61,7 +60,7 @@ class SkippedUpdates:
     """
 
     ranks: set[int]
-    step: tuple[int, int] | None = None
+    step: tuple[int | None, int | None] | None = None
     _latest: dict[tuple[int, str, str, str], RankRow] = field(default_factory=dict)
 
     def undo(self, places: Sequence[TensorPlace]) -> Sequence[TensorPlace]:
@@ -69,19 +68,18 @@ class SkippedUpdates:
 
         What it has of later steps is left out, and its gradients are not known.
         """
-        self._remember(place for place in places if place.key[-2] == "attach")
+        self._remember(place for place in places if place.key.phase == "attach")
         skipping = {rank for rank in self.ranks if _skips(places, rank)}
         if not skipping:
             self._remember(places)
             return places
-        self.step = places[0].key[3:5]
+        self.step = places[0].key.position
         kept = []
         for place in places:
-            tensor, phase = place.key[2], place.key[-2]
             own = [row for row in place.ranks if row.rank in skipping]
-            if phase == "update":
+            if place.key.phase == "update":
                 place = self._not_updated(place, skipping)
-            elif own and tensor.startswith(PARAMETER_GRADIENT):
+            elif own and place.key.is_parameter_gradient:
                 row = without_numbers(own[0].row)
                 place = TensorPlace(place.key, None, [RankRow(own[0].rank, row)])
             elif own and place.reference is None and len(own) == len(place.ranks):
@@ -91,15 +89,15 @@ class SkippedUpdates:
 
     def _remember(self, places: Iterable[TensorPlace]) -> None:
         for place in places:
-            if place.key[2].startswith(_PARAMETER):
+            if place.key.tensor.startswith(_PARAMETER):
                 for row in place.ranks:
                     if row.rank in self.ranks:
-                        self._latest[row.rank, *place.key[:3]] = row
+                        self._latest[row.rank, *place.key.tensor_name] = row
 
     def _not_updated(self, place: TensorPlace, skipping: set[int]) -> TensorPlace:
         rows = []
         for row in place.ranks:
-            before = self._latest.get((row.rank, *place.key[:3]))
+            before = self._latest.get((row.rank, *place.key.tensor_name))
             if row.rank in skipping and before is not None:
                 numbers = {**before.row, **{name: row.row.get(name) for name in _PLACE}}
                 row = RankRow(row.rank, numbers, before.sketch, before.as_part, row.chunk)
@@ -112,5 +110,5 @@ def _skips(places: Sequence[TensorPlace], rank: int) -> bool:
     return any(
         place.reference is None and {row.rank for row in place.ranks} == {rank}
         for place in places
-        if place.key[-2] == "backward" and not place.key[2].startswith(PARAMETER_GRADIENT)
+        if place.key.is_gradient_inside
     )

@@ -31,13 +31,14 @@ def find_wrong_parts(first: JudgedPlace, following: Sequence[JudgedPlace]) -> li
         first: The first wrong place.
         following: The places of the step after it.
     """
-    block, (model, *_, phase, _) = _block_around(first.place.key[1]), first.place.key
-    call = first.place.key[3:6]
+    block = _block_around(first.key.module)
+    when = *first.key.position, first.key.call, first.key.phase
     cosines: dict[tuple[float, ...], None] = {}  # those of a value that several places have, once
     for entry in (first, *following):
-        key = entry.place.key
-        is_inside = key[0] == model and f"{key[1]}.".startswith(block)
-        if not is_inside or (key[3:6], key[-2]) != (call, phase) or not entry.is_wrong:
+        key = entry.key
+        is_inside = key.model == first.key.model and f"{key.module}.".startswith(block)
+        is_then = (*key.position, key.call, key.phase) == when
+        if not is_inside or not is_then or not entry.is_wrong:
             continue
         squared = _squared_cosines(entry, first)
         if squared is not None:
@@ -68,7 +69,7 @@ def _block_around(module: str) -> str:
 
 def _squared_cosines(entry: JudgedPlace, first: JudgedPlace) -> tuple[float, ...] | None:
     """Return the squared cosine of the error with each part, None where they are not known."""
-    layout, reference = entry.layout, entry.place.reference
+    layout, reference = entry.layout, entry.reference
     if layout is None or reference is None or reference.sketch is None:
         return None
     if first.layout is None or layout.kind != "parts" or layout.dim != first.layout.dim:

@@ -27,18 +27,17 @@ class Biases:
 
     def learn(self, judged: JudgedPlace) -> None:
         """Remember the row of a parameter when it is attached, if it may be a bias: a vector."""
-        model, module, tensor, *_, phase, _ = judged.place.key
-        reference = judged.place.reference
+        key, reference = judged.key, judged.reference
         if reference is None or len(reference.shape or ()) != 1:
             return
-        if tensor.startswith("param.") and phase == "attach":
-            self._rows.setdefault((model, module), []).append(reference)
+        if key.tensor.startswith("param.") and key.phase == "attach":
+            self._rows.setdefault(key.module_path, []).append(reference)
 
     def total(self, judged: JudgedPlace) -> float:
         """Return the sum that the module's bias adds to its output, NaN without a single one."""
-        model, module, tensor, *_ = judged.place.key
-        vectors, reference = self._rows.get((model, module), ()), judged.place.reference
-        if len(vectors) != 1 or reference is None or not tensor.startswith("out"):
+        key, reference = judged.key, judged.reference
+        vectors = self._rows.get(key.module_path, ())
+        if len(vectors) != 1 or reference is None or not key.tensor.startswith("out"):
             return math.nan
         bias = vectors[0]
         if not bias.numel or reference.numel % bias.numel:
@@ -58,11 +57,11 @@ class EqualParts:
         if layout is None or judged.is_wrong or layout.kind != "parts":
             return
         if _twins(judged) is not None:
-            self._names.add(judged.place.key[:3])
+            self._names.add(judged.key.tensor_name)
 
     def has(self, judged: JudgedPlace) -> bool:
         """Return whether a tensor had equal parts in a call that was right."""
-        return judged.place.key[:3] in self._names
+        return judged.key.tensor_name in self._names
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,8 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
 
 def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """Each rank averages the loss over its own tokens, and they have unequal numbers."""
-    reference = judged.place.reference
-    if judged.place.key[2] != "loss" or reference is None or judged.same_inputs:
+    reference = judged.reference
+    if judged.key.tensor != "loss" or reference is None or judged.same_inputs:
         return None
     losses = [row.number("mean") for row in judged.rows]
     is_between = min(losses) < reference.number("mean") < max(losses)
@@ -129,8 +128,8 @@ def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
 
 def _whole_logits_as_parts(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """A cross-entropy adds up the exponentials of logits that each rank has as a whole."""
-    reference, count = judged.place.reference, len(judged.place.ranks)
-    if judged.place.key[2] != "loss" or reference is None:
+    reference, count = judged.reference, len(judged.place.ranks)
+    if judged.key.tensor != "loss" or reference is None:
         return None
     whole = reference.number("mean")
     more = [row.number("mean") - whole for row in judged.rows]
@@ -153,7 +152,7 @@ def _partial_sum(judged: JudgedPlace, biases: Biases) -> Cause | None:
         added = (count - 1) * biases.total(judged)
         if not _sums_to(judged, sum(row.number("sum") for row in judged.rows), added):
             return None
-        bias = f", to which each one adds the bias of {judged.place.key[1]}"
+        bias = f", to which each one adds the bias of {judged.key.module}"
     what = "mean" if layout is not None and layout.scale != 1 else "sum"
     text = (
         f"each rank has a partial sum{bias}: the reference has the {what} of those of the {count} "
@@ -164,7 +163,7 @@ def _partial_sum(judged: JudgedPlace, biases: Biases) -> Cause | None:
 
 def _reduced_twice(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """All ranks have the value times the number of ranks, before a bias is added."""
-    layout, reference = judged.layout, judged.place.reference
+    layout, reference = judged.layout, judged.reference
     if layout is None or reference is None or layout.kind == "parts" or not layout.agree:
         return None
     count, total = len(judged.place.ranks), biases.total(judged)
@@ -200,7 +199,7 @@ def _bias_on_each_rank(judged: JudgedPlace, biases: Biases) -> Cause | None:
     if not _sums_to(judged, judged.rows[0].number("sum"), (count - 1) * biases.total(judged)):
         return None
     text = (
-        f"the bias of {judged.place.key[1]} is added on each of the {count} ranks before the "
+        f"the bias of {judged.key.module} is added on each of the {count} ranks before the "
         f"reduction, so that it counts {count} times"
     )
     return Cause("bias_on_each_rank", True, text)
@@ -208,7 +207,7 @@ def _bias_on_each_rank(judged: JudgedPlace, biases: Biases) -> Cause | None:
 
 def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """Ranks hold each other's parts."""
-    layout, reference = judged.layout, judged.place.reference
+    layout, reference = judged.layout, judged.reference
     if layout is None or reference is None or layout.kind != "parts":
         return None
     twins = _twins(judged)
@@ -256,7 +255,7 @@ def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
 
 def _other_random_numbers(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """The ranks drop other elements of their parts than one process does, and as many."""
-    layout, reference = judged.layout, judged.place.reference
+    layout, reference = judged.layout, judged.reference
     row = judged.rows[0].row
     if layout is None or reference is None or layout.kind != "parts" or judged.unreduced:
         return None
@@ -280,7 +279,7 @@ _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
 
 def _sums_to(judged: JudgedPlace, total: float, moved: float) -> bool:
     """Return whether a sum is that of the reference, moved by a number other than zero."""
-    reference = judged.place.reference
+    reference = judged.reference
     if reference is None:
         return False
     rounding = _ROUNDING * reference.l2 * reference.numel**0.5
@@ -291,7 +290,7 @@ def _sums_to(judged: JudgedPlace, total: float, moved: float) -> bool:
 
 def _factor(judged: JudgedPlace) -> float:
     """Return the number by which the value is a multiple of the reference's, NaN if it is not."""
-    reference = judged.place.reference
+    reference = judged.reference
     value = judged.rows[0].sketch
     if reference is None or reference.sketch is None or value is None or judged.layout is None:
         return math.nan

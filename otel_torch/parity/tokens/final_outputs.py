@@ -84,10 +84,7 @@ def _is_output_of_model(key: TensorKey) -> bool:
 
 
 def pair_final_outputs(alignment: Alignment) -> None:
-    """Pair outputs that only one program's model returns with another module's, and no others."""
-    alignment.pairs = [
-        pair for pair in alignment.pairs if not _are_of_other_modules(alignment, pair)
-    ]
+    """Pair outputs that only one program's model returns with another module's."""
     for output in _outputs_of_model(alignment.reference):
         match = _same_tokens(alignment, output, alignment.port)
         if match is not None:
@@ -97,20 +94,6 @@ def pair_final_outputs(alignment: Alignment) -> None:
         if match is not None:
             _pair(alignment, match, output)
     alignment.pairs.sort(key=lambda pair: pair.time)
-
-
-def _are_of_other_modules(alignment: Alignment, pair: TensorPair) -> bool:
-    """Return whether two models return outputs of modules that do not correspond.
-
-    An engine's returns hidden states, which may be as wide as the logits. Both outputs are compared
-    in the pairs of their modules.
-    """
-    if pair.basis != "outermost" or not pair.is_output or not pair.is_single:
-        return False
-    births = pair.reference[0].value.birth, pair.port[0].value.birth
-    if any(birth.side != "output" or birth.call not in alignment.partner for birth in births):
-        return False
-    return alignment.partner[births[0].call] is not births[1].call
 
 
 def _pair(alignment: Alignment, reference: Role, port: Role) -> None:

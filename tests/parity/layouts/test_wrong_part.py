@@ -12,7 +12,7 @@ from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, fi
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, recognize_on_mesh
 from otel_torch.parity.layouts.padded_tables import PaddedTables
-from otel_torch.parity.layouts.rank_rows import RankRow, TensorPlace
+from otel_torch.parity.layouts.rank_rows import PlaceKey, RankRow, TensorPlace
 from otel_torch.parity.layouts.wrong_part import find_wrong_parts
 from otel_torch.parity.layouts.wrong_places import Biases, describe_wrong
 from otel_torch.statistics.sketch import sketch
@@ -30,7 +30,7 @@ def sketch_of(values):
 
 def row(rank, values, key, count=1):
     """Return a row of a rank, with the sketches as one of `count` equal parts."""
-    numbers = dict(zip(KEY, key, strict=True)) | {
+    numbers = key._asdict() | {
         "l2": float(values.norm()),
         "sum": float(values.sum()),
         "min": float(values.min()),
@@ -47,11 +47,8 @@ def row(rank, values, key, count=1):
     return RankRow(rank, numbers, sketch_of(values), tuple(as_part))
 
 
-KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
-
-
 def place(module, tensor, phase, whole, *ranks, count=0):
-    key = ("Model", module, tensor, 0, 0, 0, phase, None)
+    key = PlaceKey("Model", module, tensor, 0, 0, 0, phase, None)
     rows = [row(rank, values, key, count or len(ranks)) for rank, values in enumerate(ranks)]
     return TensorPlace(key, row(-1, whole, key), rows)
 
