@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otel_torch.bisecting.runs import ProgramRun
@@ -64,6 +64,13 @@ class Bisection:
         if finding.port_line is not None:
             return any(finding.port_line == fault.port_line for fault in self.faults)
         return any(finding.line == fault.line for fault in self.faults)
+
+    def withdraw_proofs(self, reason: str) -> None:
+        """Note why what seemed proven is not."""
+        for index, fault in enumerate(self.faults):
+            if fault.proof == "proven":
+                self.faults[index] = replace(fault, proof=None)
+                self.untried[index] = reason
 
     def __repr__(self) -> str:
         from otel_torch.bisecting.text import render_bisection

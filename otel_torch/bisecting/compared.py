@@ -57,14 +57,12 @@ class Exchange(NamedTuple):
 
     Attributes:
         reference: A value of the reference.
-        held: The part of it that is put in place, as a rank has it; else the value itself.
         axes: An axis of that value and the same axis of the port's, beside which all others keep
             their order; None if that is not known.
         part: Which elements of each axis are the part; None for all.
     """
 
     reference: RankedKey
-    held: RankedKey
     axes: Axes | None
     part: Part | None
 
@@ -218,8 +216,7 @@ class ComparedRank:
         held = self._layouts.held(own.reference, own.port)
         assert held is not None
         whole, part = self._layouts.part(held)
-        axes = self._layouts.axes(held, own.port)
-        return Exchange(self.reference_key(whole), self.reference_key(held), axes, part)
+        return Exchange(self.reference_key(whole), self._layouts.axes(held, own.port), part)
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
         """Return whether a result of the port is right here, and wrong in a trial."""
@@ -409,7 +406,8 @@ def compare_runs(
             recorded.port.graph,
             noisy,
             tolerance=tolerance,
-            exchanged=_exchanged(recorded, rank, exchanges),
+            # before what a rank got there are terms and shares, of which none is known to be wrong
+            exchanged=() if is_split else _exchanged(recorded, rank, exchanges),
             is_one_program=is_one_program,
         )
         return ComparedRank(rank, recorded, comparison, is_split)
@@ -433,7 +431,7 @@ def _exchanged(
     """Return the values of reference and port that were exchanged in a rank's recording."""
     reference, port = recorded.map(lambda own: by_key(own, rank))
     return [
-        (reference[own.held], port[key])
+        (reference[own.reference], port[key])
         for key, own in exchanges.items()
         if isinstance(own, Exchange) and key._replace(value=key.value.as_put()) in port
     ]

@@ -40,6 +40,7 @@ _STEPS_BETWEEN = (
     "what the steps between the recorded ones have made was exchanged, too: they have the faults "
     "above, and may have others. Mend these, and run it again"
 )
+_NOT_ALL = "with the reference's value there not all results of the ranks match"
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
 
@@ -128,6 +129,8 @@ class _Search:
         if self._harmless:
             self._add_harmful(answer, compared, last)
         answer.is_healed = compared.is_match and not self._is_hollow
+        if first.leading.is_divided and not compared.is_match:
+            answer.withdraw_proofs(_NOT_ALL)
         answer.report.first = next(iter(answer.faults), None)
         if compared is not first:
             add_errors(answer, first, compared, self._trials.exchanged)
@@ -145,6 +148,8 @@ class _Search:
             return self._bridge(answer, compared, steps)
         # what other steps have made is no cause as long as there is one in these
         own = [fault for fault in faults if fault not in steps] or faults
+        if leading.is_divided:
+            own = _first_and_repetitions(answer, leading, own)
         # what heals at a close place is proven, so that no far one need be tried
         attempts = self._attempts(answer, compared, own)
         attempts.sort(key=lambda attempt: -attempt.closeness)
@@ -170,7 +175,7 @@ class _Search:
             unfit = failed[0].unfit
             fault = failed[0].attempt.faults[0]
             _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
-        elif faults:  # what cannot be tried is not refuted by others that fail
+        elif own:  # what cannot be tried is not refuted by others that fail
             _add(answer, leading, own[0], None, _NO_MEETING)
         return trial
 
@@ -344,6 +349,18 @@ class _Search:
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
 
 
+def _first_and_repetitions(
+    answer: Bisection, rank: ComparedRank, faults: Sequence[GraphFault]
+) -> list[GraphFault]:
+    """Return what is tried beside ranks: the first fault, then its line wherever that repeats.
+
+    What is right as a term or a share says little, so that a wrong place may heal others.
+    """
+    if not answer.faults:
+        return list(faults[:1])
+    return [fault for fault in faults if answer.has_place_of(rank.finding(fault))]
+
+
 def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
     """Return a trial with the one fault that it leaves, if it acquits what else leads to what was
     exchanged.
@@ -352,17 +369,15 @@ def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
     if attempt.closeness == SOLE or attempt.is_repeated or len(attempt.faults) > 1:
         return trial
     suspects = rank.suspects_after(trial.compared.of_rank(rank.rank), attempt.exchanges)
-    for fault in (*attempt.faults, *rank.comparison.faults):
+    others = () if rank.is_divided else rank.comparison.faults
+    for fault in (*attempt.faults, *others):
         if not rank.begins_with(fault, suspects):
             continue
         cut = rank.cut(fault, attempt.without, suspects)
         if cut is None or cut.closeness < SOLE:
             continue
         if rank.exchanges([cut]) == attempt.exchanges:
-            # the same line of another rank is the same fault
-            is_same = rank.finding(fault).port_line == rank.finding(attempt.faults[0]).port_line
-            faults = attempt.faults if is_same else (fault,)
-            narrowed = replace(attempt, faults=faults, closeness=SOLE, suspects=suspects)
+            narrowed = replace(attempt, faults=(fault,), closeness=SOLE, suspects=suspects)
             return replace(trial, attempt=narrowed)
     return trial
 

@@ -84,6 +84,8 @@ class _Pending:
     tensor: weakref.ref[torch.Tensor]
     value: Value
     row: GraphRow
+    started: Started
+    label: str
 
 
 class _Inside(threading.local):
@@ -187,7 +189,8 @@ class OperationRecorder:
     def _read(self, started: Started, tensor: torch.Tensor) -> int | None:
         """Return the number of what a tensor holds; None for memory that holds nothing yet."""
         if self._pending and not started.kind.is_collective:
-            self._finish(self._pending.pop(memory_of(tensor), []))
+            for pending in self._pending.pop(memory_of(tensor), ()):
+                self._finish(pending, is_there=True)
         look = self.values.look(tensor)
         value = look.value
         if value is not None and self._still_holds(tensor, value):
@@ -250,7 +253,7 @@ class OperationRecorder:
                 continue
             (self.values.see if is_view else self.values.write)(tensor, value)
             if kind.is_collective:
-                pending = _Pending(weakref.ref(tensor), value, row)
+                pending = _Pending(weakref.ref(tensor), value, row, started, label)
                 self._pending[memory_of(tensor)].append(pending)
             self._add(row)
             if not kind.is_collective:
@@ -457,16 +460,26 @@ class OperationRecorder:
     def finish_pending(self) -> None:
         """Measure what other ranks have sent and the program has not read: the step ends."""
         while self._pending:
-            self._finish(self._pending.popitem()[1])
+            for pending in self._pending.popitem()[1]:
+                self._finish(pending, is_there=False)
 
-    def _finish(self, pending: list[_Pending]) -> None:
-        """Measure what other ranks have sent: the program reads it, so it has waited for it."""
-        for item in pending:
-            tensor = item.tensor()
-            if tensor is not None:
-                measured = measure_value(tensor, self.columns)
-                item.row.measurement = measured.measurement
-                item.row.packed = item.value.row = measured.packed
+    def _finish(self, pending: _Pending, *, is_there: bool) -> None:
+        """Measure what other ranks have sent.
+
+        Args:
+            is_there: The program reads it, so it has waited for it: another value may be put there.
+        """
+        tensor = pending.tensor()
+        if tensor is None:
+            return
+        started, label, own = pending.started, pending.label, None
+        if is_there:
+            own = self._replaced(started.call, label, tensor)
+        measured = measure_value(tensor if own is None else own, self.columns)
+        pending.row.measurement = measured.measurement
+        pending.row.packed = pending.value.row = measured.packed
+        if own is not None:
+            self._add_put(started, pending.value, label, tensor)
 
     def _new_value(self, measured: MeasuredValue) -> Value:
         return Value(next(self._value_numbers), measured.packed)
