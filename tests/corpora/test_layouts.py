@@ -29,7 +29,7 @@ LINES_OF_LATER = {
     "vae_strips own_pixels": "y = F.scaled_dot_product_attention(q, k, v)",
     "t5_heads decoder.0.ff.averaged": "return y / SIZE",
     "vae_strips uneven averaged_moments": "means = torch.stack([groups.mean(-1), groups.square().mean(-1)])",
-    "contrastive gathered_without_gradient": "return torch.cat(parts)",
+    "vae_strips no_halo": "x = torch.cat([above, x, below], ALONG)",
     "ulysses_dit ragged padding_attended": "y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask",
 }
 
