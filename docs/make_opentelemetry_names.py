@@ -456,7 +456,7 @@ was not:
 | `series_limit` | more series than `OTEL_TORCH_METRIC_SERIES` |
 | `disk`, `max_bytes` | not in the recording: the disk failed, or `OTEL_TORCH_MAX_BYTES` was reached |
 | `not_walked` | outputs in which no tensor was found, of a class that may hold some; the classes are reported |
-| `spread_over_ranks` | a parameter or gradient of which a sharded optimizer leaves each rank a part (DeepSpeed ZeRO) |
+| `spread_over_ranks` | a parameter or gradient of which each rank keeps only a part, under a sharded optimizer (DeepSpeed ZeRO) |
 | `recursion` | a module call nested so deeply that recording it would reach Python's recursion limit earlier than the program does |
 | `error`, `unreadable`, `sink_failed`, `region_failed`, `after_the_end` | an error of otel_torch, reported in its own line when it happened; a record that came after the end |
 """

@@ -96,8 +96,8 @@ class Layouts:
         return program.maker[value] >= 0 and is_summed_later(program, program.maker[value])
 
     def part(self, reference: int) -> tuple[int, Part | None]:
-        """Return the value of which a value of the reference is a part, and which part; None if it
-        is a whole.
+        """Return the whole to which a value of the reference belongs, and which part of that it is;
+        None if it is the whole itself.
         """
         whole, label = self._whole_of(reference)
         if label is None:

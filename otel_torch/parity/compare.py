@@ -89,7 +89,7 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class _Options:
-    """What a comparison is asked to do; see `compare`.
+    """The options of a comparison; see `compare`.
 
     Attributes:
         titles: What a map that is saved calls the two runs.

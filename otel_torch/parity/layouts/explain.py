@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.one_recording import OneRecording
@@ -101,9 +100,18 @@ def _wrong_place(finding: Finding, one: OneRecording) -> WrongPlace | None:
 
 
 def _place_key(finding: Finding) -> PlaceKey:
-    names = ("model", "module", "tensor", "loop", "step", "call")
-    place: dict[str, Any] = {name: getattr(finding, f"port_{name}") for name in names}
-    return PlaceKey(**place | {"phase": finding.phase, "branch": None})
+    return PlaceKey._make(
+        (
+            finding.port_model,
+            finding.port_module,
+            finding.port_tensor,
+            finding.port_loop,
+            finding.port_step,
+            finding.port_call,
+            finding.phase,
+            None,
+        )
+    )
 
 
 def _wrong_updates(step: tuple[int | None, int | None], one: OneRecording) -> WrongPlace | None:

@@ -49,9 +49,9 @@ class RecordedProgram:
         """Return the node that made a value."""
         return self.values[value][1] if value in self.values else NOTHING
 
-    def rank(self, value: int) -> Any:
-        """Return the rank that has a value; None if there is only one."""
-        return self.values[value][0].get("rank") if value in self.values else None
+    def rank(self, value: int) -> int:
+        """Return the rank that has a value; 0 if there is only one."""
+        return int(self.values[value][0].get("rank") or 0) if value in self.values else 0
 
     def is_update(self, node: int) -> bool:
         """Return whether a node is part of an optimizer's step."""
@@ -77,19 +77,17 @@ def ends_of(program: RecordedProgram) -> Iterator[ProgramEnd]:
     returned = [
         (str(row["end"]), row["value"]) for row in program.ends if row.get("phase") != _UPDATE
     ]
-    for name, value in _rank_by_rank(program, trained) + _rank_by_rank(program, returned):
+
+    def rank_of(end: tuple[str, int]) -> int:
+        return program.rank(end[1])
+
+    for name, value in sorted(trained, key=rank_of) + sorted(returned, key=rank_of):
         key = name, program.rank(value)
         counts[key] += 1
         numbered = name if counts[key] == 1 or not name else f"{name}#{counts[key]}"
         yield ProgramEnd(numbered, value, value in before and (name, value) in returned)
-    for name, value in _rank_by_rank(program, [("", value) for value in _results(program)]):
-        yield ProgramEnd(name, value)
-
-
-def _rank_by_rank(
-    program: RecordedProgram, ends: Sequence[tuple[str, int]]
-) -> list[tuple[str, int]]:
-    return sorted(ends, key=lambda end: program.rank(end[1]) or 0)
+    for value in sorted(_results(program), key=program.rank):
+        yield ProgramEnd("", value)
 
 
 def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:

@@ -78,18 +78,19 @@ def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGrap
         RecordingError: A file is missing or not a recording.
         ValueError: It holds no operations.
     """
-    rows: list[Iterable[Row]] = []
+    of_ranks: list[list[Row]] = []
     lines: list[Any] = []
     is_cut = False
     for rank, source in enumerate(ranks):
-        own, meta = source.rows(), source.metadata()
-        rows.append(own if len(ranks) == 1 else [_of_rank(row, rank, len(lines)) for row in own])
+        meta = source.metadata()
+        if len(ranks) > 1:
+            of_ranks.append([_of_rank(row, rank, len(lines)) for row in source.rows()])
         lines += meta.get("lines", ())
         is_cut = is_cut or bool(meta.get("operations_cut"))
     try:
         metadata = {"lines": lines, "operations_cut": is_cut}
-        joined = rows[0] if len(ranks) == 1 else join_ranks(list(map(list, rows)))
-        return graph_of_rows(joined, metadata, has_loops=has_loops)
+        rows = join_ranks(of_ranks) if of_ranks else ranks[0].rows()
+        return graph_of_rows(rows, metadata, has_loops=has_loops)
     except ValueError as error:
         raise ValueError(f"{ranks[0]}: {error}") from None
 

@@ -85,7 +85,6 @@ class _Pending:
     value: Value
     row: GraphRow
     started: Started
-    label: str
 
 
 class _Inside(threading.local):
@@ -253,7 +252,7 @@ class OperationRecorder:
                 continue
             (self.values.see if is_view else self.values.write)(tensor, value)
             if kind.is_collective:
-                pending = _Pending(weakref.ref(tensor), value, row, started, label)
+                pending = _Pending(weakref.ref(tensor), value, row, started)
                 self._pending[memory_of(tensor)].append(pending)
             self._add(row)
             if not kind.is_collective:
@@ -472,9 +471,8 @@ class OperationRecorder:
         tensor = pending.tensor()
         if tensor is None:
             return
-        started, label, own = pending.started, pending.label, None
-        if is_there:
-            own = self._replaced(started.call, label, tensor)
+        started, label = pending.started, pending.row.label
+        own = self._replaced(started.call, label, tensor) if is_there else None
         measured = measure_value(tensor if own is None else own, self.columns)
         pending.row.measurement = measured.measurement
         pending.row.packed = pending.value.row = measured.packed
