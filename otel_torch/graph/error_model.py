@@ -47,6 +47,23 @@ def rounding_errors(roundoff: Floats) -> Floats:
     return errors
 
 
+def rounded_to(graph: Graph) -> Floats:
+    """Return the unit roundoff of the dtype that each value was cast to, though it may have been
+    cast back or moved since; 0 for others.
+    """
+    nodes, roundoff = graph.nodes, graph.values.roundoff
+    rounded = np.zeros(len(roundoff))
+    for node in np.flatnonzero(nodes.casts | nodes.moves).tolist():
+        reads, makes = nodes.reads[node], nodes.makes[node]
+        reads = reads[reads >= 0]
+        before = rounded[reads].max(initial=0.0)
+        coarser = makes[roundoff[makes] > roundoff[reads].max(initial=0.0)]
+        rounded[makes] = before
+        if nodes.casts[node]:
+            rounded[coarser] = np.maximum(roundoff[coarser], before)
+    return rounded
+
+
 def is_coarse(graph: Graph) -> bool:
     """Return whether a program computes in a dtype that is coarser than float32."""
     return bool(graph.values.roundoff.max(initial=0.0) > FLOAT32_ROUNDOFF)
@@ -280,7 +297,8 @@ def limits_with_noise(limits: Floats, floors: Floats, graph: Graph) -> Floats:
 
     A value never gets a smaller limit than one rounding of its dtype.
     """
-    least = base_limits(graph, rounding_errors(graph.values.roundoff))
+    roundoff = np.maximum(graph.values.roundoff, rounded_to(graph))
+    least = base_limits(graph, rounding_errors(roundoff))
     measured = np.maximum(NOISE_FACTOR * floors, least)
     if is_coarse(graph):
         # noise in each operation is more than a coarse dtype's rounding: the model may be stricter

@@ -21,9 +21,11 @@ from otel_torch.graph.equality import (
     has_information,
 )
 from otel_torch.graph.error_model import (
+    JUMP,
     MOST_ERROR,
     STATISTICS_ERROR,
     arriving_errors,
+    rounded_to,
 )
 from otel_torch.graph.graph import MEAN, NOTHING, STD, Flags, Floats, Graph, Indices
 
@@ -221,6 +223,7 @@ def make_programs(
             jumps = side.error > np.hypot(closer[place], closer[1 - place][side.partner])
         state = states(graph, side, informed, jumps)
         if expected is None:
+            state[(state == RIGHT) & _are_rounded_alone(graphs, side, place)] = DOUBTFUL
             same = _same_numbers(graphs, sides, place)
         else:  # where a value has its numbers in another order, its place tells
             same = np.full(len(state), NOTHING)
@@ -249,6 +252,15 @@ def make_programs(
             )
         )
     return programs[0], programs[1]
+
+
+def _are_rounded_alone(graphs: tuple[Graph, Graph], side: Side, place: int) -> Flags:
+    """Return which values a program has rounded to a coarser dtype where the other one has not."""
+    rounded = rounded_to(graphs[place])
+    unrounded = graphs[1 - place].values.roundoff[side.partner]
+    is_rounded = (side.relation >= ROWS) & (rounded > unrounded) & (unrounded > 0)
+    flags: Flags = is_rounded & (side.error > JUMP * unrounded)
+    return flags
 
 
 def _are_permuted(graphs: tuple[Graph, Graph], side: Side, place: int) -> Flags:

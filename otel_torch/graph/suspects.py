@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from otel_torch.graph.blame import Doubt, DoubtSource, what_is_before
-from otel_torch.graph.equality import REORDERED
+from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, ComparedProgram
 
@@ -209,7 +209,7 @@ def _known_operand(program: ComparedProgram, value: int) -> object:
     Of a value whose numbers both programs have, in another order or in parts, it is that of the
     reference's value, or of the whole; of what was moved out of one, it is the place in it, too.
     """
-    while value >= 0 and program.state[value] != RIGHT:
+    while value >= 0 and program.side.relation[value] < ROWS:
         if program.same_numbers[value] >= 0:
             return program.same_numbers[value]
         node = program.maker[value]
