@@ -25,7 +25,7 @@ from otel_torch.graph.counterparts import (
     with_parts,
 )
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.misplaced import acquitted_leaves, find_misplaced, misplaced_rows
+from otel_torch.graph.misplaced import find_misplaced, misplaced_rows
 from otel_torch.graph.row_counterparts import RowCounterpart, find_row_counterparts
 from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram, Programs
 
@@ -129,8 +129,7 @@ def find_cut(
     is_suspect = _suspicion(comparison, fault, suspects)
     misplaced = find_misplaced(comparison, fault)
     nodes, others = _what_makes(port, values, begins, is_suspect)
-    unclear = misplaced.leaves | acquitted_leaves(comparison, fault)
-    unclear = unclear.union(misplaced_rows(comparison, fault))
+    unclear = misplaced.leaves.union(misplaced_rows(comparison, fault))
     others += tuple(-1 - value for value in sorted(unclear))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
     elsewhere = tuple(origin for origin in others if _line(port, origin) not in lines)

@@ -7,7 +7,7 @@ that moves it may be at fault; if a scale is, a scaled weight may be another way
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,28 +18,13 @@ from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, before_moves, made_from
 
 
-def acquitted_leaves(comparison: GraphComparison, fault: GraphFault) -> frozenset[int]:
-    """Return the wrong leaves of the port that led to the right values which a fault reads."""
-    program = comparison.programs[1]
-    if fault.port is None or fault.port.leaf != NOTHING:
-        return frozenset()
-    reads = [read for read in program.reads[fault.port.nodes[0]] if read >= 0]
-    _, computed = before_moves(program, reads)
-    right = {value for value in computed if program.state[value] == RIGHT}
-    behind = made_from(
-        program, right, lambda value: value in right or program.state[value] != RIGHT
-    )
-    return frozenset(
-        value for value in behind if program.maker[value] < 0 and program.state[value] == WRONG
-    )
-
-
 class Misplaced(NamedTuple):
     """What brought operands of the port's place into it.
 
     Attributes:
         nodes: That only moved what the reference's operand is moved from as well.
-        leaves: That may be in each other's place instead, for nothing tells whose they are.
+        leaves: That may be in each other's place instead, for nothing tells whose they are; and
+            wrong ones that led to right operands, for these may be in another order.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -47,43 +32,123 @@ class Misplaced(NamedTuple):
 
 
 def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
-    """Return what brought the operands of a fault into its place, if both programs do the same."""
-    places = fault.reference, fault.port
-    if any(place is None or place.leaf != NOTHING for place in places):
+    """Return what may have brought the operands of a fault into its place.
+
+    What both programs read in the same place is at home, and so is what is behind it.
+    """
+    reference, port = comparison.programs
+    if fault.port is None or fault.port.leaf != NOTHING:
         return Misplaced()
-    programs = comparison.programs
-    nodes = [place.nodes[0] for place in places if place is not None]
-    if programs[0].operation[nodes[0]] != programs[1].operation[nodes[1]]:
-        return Misplaced()
-    groups = [set(program.operands(node)) for program, node in zip(programs, nodes, strict=True)]
-    reads = [
+    node = fault.port.nodes[0]
+    if fault.reference is None or fault.reference.leaf != NOTHING:
+        _, sources = before_moves(port, (read for read in port.reads[node] if read >= 0))
+        return Misplaced(leaves=_wrong_leaves_behind(port, sources))
+    nodes = fault.reference.nodes[0], node
+    reads = _not_at_home(comparison.programs, nodes)
+    does_the_same = reference.operation[nodes[0]] == port.operation[node]
+    moves = _moves_from_common(comparison.programs, reads)
+    if moves is not None:
+        return Misplaced(nodes=frozenset(moves if does_the_same else ()))
+    leaves = _wrong_leaves_behind(port, before_moves(port, reads[1])[1])
+    if does_the_same:
+        leaves |= _strange_leaves_behind(comparison, *map(_made_right, comparison.programs, reads))
+    return Misplaced(leaves=leaves)
+
+
+def _not_at_home(
+    programs: tuple[ComparedProgram, ComparedProgram], nodes: tuple[int, int]
+) -> tuple[list[int], list[int]]:
+    """Return what each of two nodes reads and the other one does not, or not in the same order."""
+    groups = [program.operands(node) for program, node in zip(programs, nodes, strict=True)]
+    common = [
+        [group for group in own if group != NOTHING and group in other]
+        for own, other in zip(groups, groups[::-1], strict=True)
+    ]
+    at_home = set(common[0]) if common[0] == common[1] else set()
+    first, second = (
         [
             read
-            for read, group in zip(program.reads[node], program.operands(node), strict=True)
-            if group != NOTHING and group not in other and program.maker[read] >= 0
+            for read, group in zip(program.reads[node], own, strict=True)
+            if read >= 0 and group not in at_home
         ]
-        for program, node, other in zip(programs, nodes, groups[::-1], strict=True)
-    ]
-    moves, sources = zip(
-        *(before_moves(program, own) for program, own in zip(programs, reads, strict=True)),
-        strict=True,
+        for program, node, own in zip(programs, nodes, groups, strict=True)
     )
-    if _groups(programs[0], sources[0]) == _groups(programs[1], sources[1]):
-        return Misplaced(nodes=frozenset(moves[1]))
-    known = _groups(programs[0], _ancestors(programs[0], reads[0]))
+    return first, second
+
+
+def _moves_from_common(
+    programs: tuple[ComparedProgram, ComparedProgram], reads: tuple[list[int], list[int]]
+) -> set[int] | None:
+    """Return the port's nodes that moved its operands out of the right values which the reference's
+    are moved out of; None if something else is behind them.
+    """
+    reference, port = programs
+    if len(reads[0]) != len(reads[1]):
+        return None
+    nodes: set[int] = set()
+    for own, other in zip(*reads, strict=True):
+        behind = made_from(reference, [own], lambda value: _is_moved(reference, value))
+        common = _groups(reference, (v for v in behind if reference.state[v] == RIGHT))
+
+        def is_common(value: int, common: set[int] = common) -> bool:
+            return bool(port.state[value] == RIGHT) and int(port.side.group[value]) in common
+
+        def goes_on(value: int, is_common: Callable[[int], bool] = is_common) -> bool:
+            return _is_moved(port, value) and not is_common(value)
+
+        moved = made_from(port, [other], goes_on)
+        if not all(goes_on(value) or is_common(value) for value in moved):
+            return None
+        nodes |= {port.maker[value] for value in moved if goes_on(value)}
+    return nodes
+
+
+def _is_moved(program: ComparedProgram, value: int) -> bool:
+    node = program.maker[value]
+    return node >= 0 and bool(program.graph.nodes.moves[node])
+
+
+def _made_right(program: ComparedProgram, reads: Iterable[int]) -> list[int]:
+    """Return the values that a node made and that are right."""
+    return [read for read in reads if program.maker[read] >= 0 and program.state[read] == RIGHT]
+
+
+def _wrong_leaves_behind(program: ComparedProgram, values: Iterable[int]) -> frozenset[int]:
+    """Return the wrong leaves from which those of some values are made that are not wrong."""
+    not_wrong = {value for value in values if program.state[value] != WRONG}
+    behind = made_from(
+        program, not_wrong, lambda value: value in not_wrong or program.state[value] != RIGHT
+    )
+    return frozenset(
+        value for value in behind if program.maker[value] < 0 and program.state[value] == WRONG
+    )
+
+
+def _strange_leaves_behind(
+    comparison: GraphComparison, own: Iterable[int], other: Iterable[int]
+) -> frozenset[int]:
+    """Return the leaves behind some values of the port that are not behind those of the reference.
+
+    Args:
+        own, other: Values of the reference and of the port.
+    """
+    reference, port = comparison.programs
+    known = _groups(reference, made_from(reference, own, lambda value: True))
+    _, sources = before_moves(port, other)
+
+    def is_known(value: int) -> bool:
+        is_right = port.state[value] == RIGHT and port.is_informed[value]
+        return bool(is_right) and int(port.side.group[value]) in known
+
+    behind = made_from(port, sources, lambda value: value in sources or not is_known(value))
     # positions and lengths of another batch are never those of the reference
-    leaves = (
-        value
-        for value in _ancestors(programs[1], reads[1])
-        if programs[1].maker[value] < 0
-        and (programs[1].is_informed[value] or not comparison.has_rows)
-    )
-    return Misplaced(
-        leaves=frozenset(
-            leaf
-            for leaf in leaves
-            if int(programs[1].side.group[leaf]) not in known and not _is_at_home(programs, leaf)
-        )
+    return frozenset(
+        leaf
+        for leaf in behind
+        if port.maker[leaf] < 0
+        and (port.is_informed[leaf] or not comparison.has_rows)
+        and int(port.side.group[leaf]) not in known
+        and not _is_at_home(comparison.programs, leaf)
     )
 
 
@@ -111,10 +176,6 @@ def misplaced_rows(comparison: GraphComparison, fault: GraphFault) -> list[int]:
     anywhere = find_equal_rows(*graphs, limits, chosen, np.ones(len(among), bool))
     values: list[int] = here.values[here.unmatched > anywhere.unmatched].tolist()
     return values
-
-
-def _ancestors(program: ComparedProgram, values: Iterable[int]) -> set[int]:
-    return made_from(program, values, lambda value: True)
 
 
 def _groups(program: ComparedProgram, values: Iterable[int]) -> set[int]:

@@ -13,6 +13,9 @@ from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, ComparedProgram
 
+# what a source does, None for a leaf, and to what
+_TwinKey = tuple[object, tuple[object, ...]]
+
 
 def blame_other_numbers(
     programs: tuple[ComparedProgram, ComparedProgram],
@@ -143,22 +146,23 @@ def blame_suspects_of_twins(
 ) -> list[list[DoubtSource]]:
     """Blame what is doubtful before sources that have a twin on the other side.
 
-    Twins do the same to the same right values. So they differ in what no evidence calls right. This
-    goes on as long as what is blamed has a twin itself.
+    Twins do the same to the same right values. So they differ in what no evidence calls right: in
+    one program at least, for its operand is not the right one of the other. This goes on as long as
+    what is blamed has a twin itself.
     """
     while True:
         keys = [
             [_twin_key(program, source) for source in side]
             for program, side in zip(programs, sources, strict=True)
         ]
-        twins = (set(keys[0]) & set(keys[1])) - {None}
+        twins = _with_twins(keys[0], keys[1]), _with_twins(keys[1], keys[0])
         resolved = [
             [
                 blamed
                 for source, key in zip(sources[side], keys[side], strict=True)
                 for blamed in (
                     _blame_suspects(programs[side], doubts[side], source)
-                    if key in twins
+                    if key in twins[side]
                     else [source]
                 )
             ]
@@ -168,6 +172,29 @@ def blame_suspects_of_twins(
         if [list(map(id, side)) for side in resolved] == [list(map(id, side)) for side in sources]:
             return sources
         sources = resolved
+
+
+def _with_twins(keys: list[_TwinKey], others: list[_TwinKey]) -> set[_TwinKey]:
+    """Return the keys that have a twin among others."""
+    same: dict[object, list[_TwinKey]] = {}
+    for label, operands in others:
+        same.setdefault((label, len(operands)), []).append((label, operands))
+    return {
+        key
+        for key in set(keys)
+        if any(_are_twins(key, other) for other in same.get((key[0], len(key[1])), ()))
+    }
+
+
+def _are_twins(own: _TwinKey, other: _TwinKey) -> bool:
+    """Return whether two sources read the same, as far as their operands are known."""
+    pairs = list(zip(own[1], other[1], strict=True))
+    if own == other:
+        return own[0] is not None
+    has_common = any(first == second != NOTHING for first, second in pairs)
+    return has_common and all(
+        first == second or NOTHING in (first, second) for first, second in pairs
+    )
 
 
 def _blame_suspects(
@@ -195,10 +222,10 @@ def _once(sources: list[DoubtSource]) -> list[DoubtSource]:
     return list(first.values())
 
 
-def _twin_key(program: ComparedProgram, source: DoubtSource) -> object:
+def _twin_key(program: ComparedProgram, source: DoubtSource) -> _TwinKey:
     """Return what a source does to which values, as far as these are known; None for leaves."""
     if source.origin < 0:
-        return None
+        return None, ()
     operands = tuple(_known_operand(program, read) for read in program.reads[source.origin])
     return program.label(source.origin), operands
 
