@@ -7,7 +7,7 @@ that moves it may be at fault; if a scale is, a scaled weight may be another way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,14 @@ import numpy as np
 from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, before_moves, made_from
+from otel_torch.graph.states import (
+    RIGHT,
+    WRONG,
+    ComparedProgram,
+    before_moves,
+    made_from,
+    made_with,
+)
 
 
 class Misplaced(NamedTuple):
@@ -41,15 +48,14 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
         return Misplaced()
     node = fault.port.nodes[0]
     if fault.reference is None or fault.reference.leaf != NOTHING:
-        _, sources = before_moves(port, (read for read in port.reads[node] if read >= 0))
-        return Misplaced(leaves=_wrong_leaves_behind(port, sources))
+        return Misplaced(leaves=_wrong_leaves_behind(port, port.reads[node]))
     nodes = fault.reference.nodes[0], node
     reads = _not_at_home(comparison.programs, nodes)
     does_the_same = reference.operation[nodes[0]] == port.operation[node]
     moves = _moves_from_common(comparison.programs, reads)
     if moves is not None:
         return Misplaced(nodes=frozenset(moves if does_the_same else ()))
-    leaves = _wrong_leaves_behind(port, before_moves(port, reads[1])[1])
+    leaves = _wrong_leaves_behind(port, reads[1])
     if does_the_same:
         leaves |= _strange_leaves_behind(comparison, *map(_made_right, comparison.programs, reads))
     return Misplaced(leaves=leaves)
@@ -113,9 +119,14 @@ def _made_right(program: ComparedProgram, reads: Iterable[int]) -> list[int]:
     return [read for read in reads if program.maker[read] >= 0 and program.state[read] == RIGHT]
 
 
-def _wrong_leaves_behind(program: ComparedProgram, values: Iterable[int]) -> frozenset[int]:
-    """Return the wrong leaves from which those of some values are made that are not wrong."""
-    not_wrong = {value for value in values if program.state[value] != WRONG}
+def _wrong_leaves_behind(program: ComparedProgram, reads: Iterable[int]) -> frozenset[int]:
+    """Return the wrong leaves of which some values, or what these were moved from, are made without
+    being wrong.
+    """
+    moved = made_from(
+        program, (read for read in reads if read >= 0), lambda value: _is_moved(program, value)
+    )
+    not_wrong = {value for value in moved if program.state[value] != WRONG}
     behind = made_from(
         program, not_wrong, lambda value: value in not_wrong or program.state[value] != RIGHT
     )
@@ -127,28 +138,69 @@ def _wrong_leaves_behind(program: ComparedProgram, values: Iterable[int]) -> fro
 def _strange_leaves_behind(
     comparison: GraphComparison, own: Iterable[int], other: Iterable[int]
 ) -> frozenset[int]:
-    """Return the leaves behind some values of the port that are not behind those of the reference.
+    """Return the leaves behind some values of the port that are not behind those of the reference,
+    and may be in the place of others that are.
 
     Args:
         own, other: Values of the reference and of the port.
     """
     reference, port = comparison.programs
-    known = _groups(reference, made_from(reference, own, lambda value: True))
+    known = made_from(reference, own, lambda value: True)
+    known_groups = _groups(reference, known)
     _, sources = before_moves(port, other)
 
     def is_known(value: int) -> bool:
         is_right = port.state[value] == RIGHT and port.is_informed[value]
-        return bool(is_right) and int(port.side.group[value]) in known
+        return bool(is_right) and int(port.side.group[value]) in known_groups
 
     behind = made_from(port, sources, lambda value: value in sources or not is_known(value))
+    strange = {value for value in behind if port.maker[value] < 0 and not is_known(value)}
+    groups = _groups(port, behind)
+    rivals = {
+        value
+        for value in known
+        if reference.maker[value] < 0 and int(reference.side.group[value]) not in groups
+    }
+    met = _groups(reference, _read_with(reference, made_with(reference, rivals)))
+    all_strange = made_with(port, strange)
     # positions and lengths of another batch are never those of the reference
     return frozenset(
         leaf
-        for leaf in behind
-        if port.maker[leaf] < 0
-        and (port.is_informed[leaf] or not comparison.has_rows)
-        and int(port.side.group[leaf]) not in known
+        for leaf in strange
+        if (port.is_informed[leaf] or not comparison.has_rows)
         and not _is_at_home(comparison.programs, leaf)
+        and not _is_right_beside_others(port, made_with(port, [leaf]), all_strange, met)
+    )
+
+
+def _read_with(program: ComparedProgram, values: Set[int]) -> set[int]:
+    """Return what is read together with some values."""
+    nodes = {node for value in values for node in program.readers[value]}
+    return {read for node in nodes for read in program.reads[node] if read >= 0} - values
+
+
+def _is_right_beside_others(
+    program: ComparedProgram, made: Set[int], strange: Set[int], met: Set[int]
+) -> bool:
+    """Return whether what is made from a leaf is right together with a value that its rivals never
+    meet in the other program.
+
+    Args:
+        made: What is made from the leaf.
+        strange: What is made from leaves that may be in the place of others, too.
+        met: The groups of what the rivals meet.
+    """
+    is_sure = (program.state == RIGHT) & program.is_informed
+    return any(
+        is_sure[program.makes[node]].all()
+        and any(
+            read >= 0
+            and is_sure[read]
+            and read not in strange
+            and int(program.side.group[read]) not in met
+            for read in program.reads[node]
+        )
+        for node in {node for value in made for node in program.readers[value]}
     )
 
 

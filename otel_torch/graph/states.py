@@ -115,6 +115,18 @@ def made_from(
     return found
 
 
+def made_with(program: ComparedProgram, values: Iterable[int]) -> set[int]:
+    """Return values and all that is made from them."""
+    found = set(values)
+    waiting = list(found)
+    while waiting:
+        nodes = program.readers[waiting.pop()]
+        new = {made for node in nodes for made in program.makes[node]} - found
+        found |= new
+        waiting += new
+    return found
+
+
 def before_moves(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
     """Return the nodes that only moved some values, and what they were moved from."""
 
