@@ -637,6 +637,14 @@ class Settings:
         "`otel-torch bisect` sets it where the programs differ, and have the same numbers in "
         "tensors of which the axes are in another order.",
     )
+    graph_before: bool = _setting(
+        "OTEL_TORCH_GRAPH_BEFORE",
+        _switch,
+        "off",
+        "Record a graph from the first operation on, not from the first model: how weights are "
+        "converted and inputs prepared, and programs that call no module. `otel-torch bisect` sets "
+        "it where a program calls none, or what enters a model differs.",
+    )
     exchange: str | None = _setting(
         "OTEL_TORCH_EXCHANGE",
         _path,

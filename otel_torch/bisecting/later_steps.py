@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from binascii import a2b_base64
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,11 @@ from otel_torch.graph.graph import Floats, Indices
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.reader import load_recording
 
+# OTEL_TORCH_STEPS for all steps, in each of which operations are recorded
+EVERY_STEP = "*/1"
+# of how many operations a graph of all steps may consist: recording and comparing as many takes a
+# few minutes
+MOST_OPERATIONS = 100_000
 # settings by which a run holds the inputs and outputs of all outermost forwards
 SETTINGS = {
     "capture": "graph,inputs,outputs",
@@ -36,19 +43,38 @@ class LaterStep(NamedTuple):
         steps: To record in each program, as OTEL_TORCH_STEPS has it: the one before, too.
         tolerance: The relative error that both programs may have brought along to there.
         is_last: Whether all forwards match, and only what comes after them is unknown.
+        is_every: Whether the forwards are other ones in each program, so that all steps count.
     """
 
     steps: Sides[str]
     tolerance: float
-    is_last: bool
+    is_last: bool = False
+    is_every: bool = False
 
     def __str__(self) -> str:
+        if self.is_every:
+            return "the first steps match, and the programs' forwards are others: recording all"
         if self.is_last:
             return f"all forwards match, recording step {self.steps.port} for what comes after them"
         return f"the first steps match, step {self.steps.port} does not"
 
 
-def find_later_step(paths: Sides[Sequence[Path]], limit: float) -> LaterStep | None:
+@dataclass(frozen=True, slots=True)
+class TooManyOperations:
+    """All steps would have to be compared, and have too many operations."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            "only the first step of each model was compared: the programs' forwards are other "
+            f"ones, and all steps have some {self.count:,} operations (--step selects one)"
+        )
+
+
+def find_later_step(
+    paths: Sides[Sequence[Path]], limit: float
+) -> LaterStep | TooManyOperations | None:
     """Return the first step that differs, or the last one; None if its operations were recorded.
 
     Errors grow from step to step by themselves; a fault makes one grow at once.
@@ -64,12 +90,10 @@ def find_later_step(paths: Sides[Sequence[Path]], limit: float) -> LaterStep | N
     before = 0.0
     needed = Sides[set[_RecordedStep]](set(), set())
     is_last = True
-    for index, (reference, port) in enumerate(
-        zip(*(own.tensors for own in programs), strict=False)
-    ):
-        error = _error(reference, port)
-        if error is None:
-            return None  # other forwards: what follows cannot be paired by order
+    for index, (reference, port) in enumerate(zip_longest(*(own.tensors for own in programs))):
+        error = None if reference is None or port is None else _error(reference, port)
+        if error is None:  # other forwards: what follows cannot be paired by order
+            return _every_step(programs, float(np.hypot(limit, JUMP * before)))
         if error > np.hypot(limit, JUMP * before):
             needed = Sides(*(own.needed(index) for own in programs))
             is_last = False
@@ -80,6 +104,18 @@ def find_later_step(paths: Sides[Sequence[Path]], limit: float) -> LaterStep | N
         return None
     steps = needed.map(lambda own: ",".join(map(str, sorted({step.step for step in own}))))
     return LaterStep(steps, float(np.hypot(limit, JUMP * before)), is_last)
+
+
+def _every_step(
+    programs: Sides[_Program], tolerance: float
+) -> LaterStep | TooManyOperations | None:
+    """Return all steps, unless their operations were recorded or are too many."""
+    if all(own.recorded >= own.steps for own in programs):
+        return None
+    most = max(own.operations * len(own.steps) // max(len(own.recorded), 1) for own in programs)
+    if most > MOST_OPERATIONS:
+        return TooManyOperations(most)
+    return LaterStep(Sides(EVERY_STEP, EVERY_STEP), tolerance, is_every=True)
 
 
 class _RecordedStep(NamedTuple):
@@ -105,11 +141,20 @@ class _OutermostTensor(NamedTuple):
     norm: Floats
 
 
-class _Program(NamedTuple):
-    """One program: its outermost tensors, and the steps whose operations were recorded."""
+@dataclass(slots=True)
+class _Program:
+    """One program: its outermost tensors, the steps whose operations were recorded, and how many
+    these are.
+    """
 
-    tensors: list[_OutermostTensor]
-    recorded: set[_RecordedStep]
+    tensors: list[_OutermostTensor] = field(default_factory=list)
+    recorded: set[_RecordedStep] = field(default_factory=set)
+    operations: int = 0
+
+    @property
+    def steps(self) -> set[_RecordedStep]:
+        """All steps with a forward."""
+        return {tensor.step for tensor in self.tensors}
 
     def needed(self, index: int) -> set[_RecordedStep]:
         """Return the step of a tensor, and that of the forward before if it is an input."""
@@ -148,16 +193,17 @@ def _joined(ranks: Sequence[_Program]) -> _Program:
         )
         for own in zip(*(rank.tensors for rank in ranks), strict=False)
     ]
-    return _Program(tensors, ranks[0].recorded)
+    return _Program(tensors, ranks[0].recorded, ranks[0].operations)
 
 
 def _read(path: Path) -> _Program:
-    program = _Program([], set())
+    program = _Program()
     for row in load_recording(path).rows:
         step = _RecordedStep(row["model"], row["loop"], row["step"])
         tensor = str(row["tensor"])
         if "op" in row:
             program.recorded.add(step)
+            program.operations += 1
         elif row["module"] == "" and tensor.startswith(("in", "out")) and "sketch" in row:
             sketch = np.frombuffer(a2b_base64(row["sketch"]), "<f4").astype(np.float64)
             program.tensors.append(

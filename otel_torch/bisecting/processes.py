@@ -13,7 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from otel_torch.bisecting.runs import ProgramRun, RunFailed, SideName, find_recordings
+from otel_torch.bisecting.runs import (
+    NothingRecorded,
+    ProgramRun,
+    RunFailed,
+    SideName,
+    find_recordings,
+)
 from otel_torch.process.recorded_child import enable_recording
 
 OUTPUT = "output.txt"
@@ -67,7 +73,7 @@ class CommandPrograms:
         }
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
-        """Run a command. Raises RunFailed if it ends otherwise than with 0, or records nothing."""
+        """Run a command. Raises RunFailed if it ends otherwise than with 0, and NothingRecorded."""
         command = self._commands[side]
         number = len(self.runs) + 1
         folder = self.folder / f"{number}-{side}"
@@ -82,9 +88,9 @@ class CommandPrograms:
             (folder / _DONE).write_text(json.dumps({"mark": mark, "seconds": seconds}))
         recordings = find_recordings(folder)
         if not recordings:
-            raise RunFailed(
-                f"the {side} recorded no operations: does it run a module of torch, in a Python "
-                f"that has otel_torch? What it printed is in {folder / OUTPUT}"
+            raise NothingRecorded(
+                f"the {side} recorded no operations: does it compute with torch, in a Python that "
+                f"has otel_torch? What it printed is in {folder / OUTPUT}"
             )
         run = ProgramRun(side, why, command, seconds, recordings)
         self.runs.append(run)

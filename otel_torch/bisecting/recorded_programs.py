@@ -16,14 +16,19 @@ from otel_torch.bisecting.compared import (
     compare_runs,
     is_one_beside_several,
 )
-from otel_torch.bisecting.later_steps import SETTINGS, find_later_step
-from otel_torch.bisecting.runs import ProgramRun, Programs, SideName
+from otel_torch.bisecting.later_steps import (
+    EVERY_STEP,
+    SETTINGS,
+    TooManyOperations,
+    find_later_step,
+)
+from otel_torch.bisecting.runs import NothingRecorded, ProgramRun, Programs, SideName
 from otel_torch.graph.error_model import is_coarse
+from otel_torch.graph.graph import NOTHING
 from otel_torch.parity.operations.read_graph import read_graph
 from otel_torch.parity.sides import Sides
 
 Noise = Literal["auto", "on", "off"]
-_EVERY_STEP = "*/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,14 @@ class RunOptions:
 
 
 class RecordedPrograms:
-    """Two programs that can be recorded and compared as often as needed."""
+    """Two programs that can be recorded and compared as often as needed.
+
+    Attributes:
+        warnings: What was left out of the comparison.
+    """
 
     def __init__(self, programs: Programs, options: RunOptions) -> None:
+        self.warnings: list[str] = []
         self.programs, self._options = programs, options
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
@@ -64,27 +74,69 @@ class RecordedPrograms:
 
         Returns:
             The comparison of the first step of each model; if these match, that of the first step
-            that differs, of one program else the last one. All further runs record the same step.
+            that differs, of one program else the last one. Where a program calls no model, or what
+            enters one differs, that of all from the first operation on. All further runs record the
+            same.
         """
-        compared = self._record_both("as it is")
+        try:
+            compared = self._record_both("as it is")
+        except NothingRecorded:
+            return self._from_the_beginning("a program calls no module", tell, steps=EVERY_STEP)
+        later = self._later(compared, tell)
+        if later is not None:
+            return later
+        if not self._is_made_before(compared.leading):
+            return compared
+        settings, noise = {side: dict(own) for side, own in self._settings.items()}, self._noise
+        whole = self._from_the_beginning("what enters a model differs", tell)
+        if whole.leading.comparison.faults and not self._begins_at_leaf(whole.leading):
+            return whole
+        self._settings, self._noise = settings, noise
+        return compared
+
+    def _later(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
+        """Return the comparison of a later step, if the first ones match; else None."""
         rank = compared.leading
         has_own_fault = not all(map(rank.is_unrecorded, rank.comparison.faults))
         if has_own_fault or self._options.steps is not None:
-            return compared
+            return None
         limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
         later = find_later_step(
             Sides(rank.paths(compared.reference), rank.paths(compared.port)), limit
         )
+        if isinstance(later, TooManyOperations):
+            self.warnings.append(str(later))
+            return None
         if later is None or (later.is_last and not self._options.is_one_program):
-            return compared
+            return None
         tell(str(later))
         self._settings["reference"]["steps"] = later.steps.reference
         self._settings["port"]["steps"] = later.steps.port
         self._tolerance = max(later.tolerance, self._tolerance or 0.0)
         self._noise = None
+        if later.is_every:
+            return self._record_both("in all steps")
         return self._record_both(
             "in the last step" if later.is_last else "in the first step that differs"
         )
+
+    def _from_the_beginning(
+        self, reason: str, tell: Callable[[str], None], **settings: str
+    ) -> ComparedRuns:
+        """Record both from their first operation on, and compare."""
+        tell(f"{reason}: recording both from the first operation on")
+        self._noise = None
+        for own in self._settings.values():
+            own |= {"graph_before": "on"} | settings
+        return self._record_both("from its first operation on")
+
+    def _is_made_before(self, rank: ComparedRank) -> bool:
+        """Return whether the first fault is what a program has prepared before its models run."""
+        is_known = self._options.steps is None and not self._options.is_one_program
+        return is_known and self._begins_at_leaf(rank) and not _has_weights(rank)
+
+    def _begins_at_leaf(self, rank: ComparedRank) -> bool:
+        return bool(rank.comparison.faults) and rank.comparison.faults[0].begins_at_leaf
 
     def by_rows(self) -> ComparedRuns:
         """Record both with the rows of their values, and compare; so do all further runs."""
@@ -158,7 +210,7 @@ class RecordedPrograms:
         """
         rows = {"graph_rows": "on"}
         if self._options.steps is None:
-            rows["steps"] = _EVERY_STEP
+            rows["steps"] = EVERY_STEP
         for settings in self._settings.values():
             settings |= rows
         why = "by rows, for the programs divide their work otherwise"
@@ -168,6 +220,17 @@ class RecordedPrograms:
         if self._options.noise == "auto":
             return any(map(_is_unsure, compared.ranks))
         return self._options.noise == "on"
+
+
+def _has_weights(rank: ComparedRank) -> bool:
+    """Return whether the first fault is a parameter or buffer: these have names, and no line."""
+    places = zip(rank.comparison.graphs, rank.comparison.faults[0].places, strict=True)
+    return any(
+        place is not None
+        and place.leaf != NOTHING
+        and graph.leaf_kinds[graph.values.leaf[place.leaf]] == "parameter"
+        for graph, place in places
+    )
 
 
 def _is_unsure(rank: ComparedRank) -> bool:

@@ -16,6 +16,10 @@ class RunFailed(Exception):
     """A program could not be run to its end or recorded nothing; the message is one line."""
 
 
+class NothingRecorded(RunFailed):
+    """A program ran to its end, and recorded no operation."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
     """A run of one of the programs.
@@ -60,7 +64,8 @@ class Programs(Protocol):
         """Run a program recorded with some settings.
 
         Raises:
-            RunFailed: It did not end well, or recorded nothing.
+            RunFailed: It did not end well.
+            NothingRecorded: It recorded nothing.
         """
 
 

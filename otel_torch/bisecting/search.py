@@ -108,6 +108,7 @@ class _Search:
     def run(self, compared: ComparedRuns) -> Bisection:
         report = compared.report()
         report.following = ()  # its recordings are not kept
+        report.warnings += self._programs.warnings
         answer = Bisection(report, runs=self._programs.programs.runs)
         if answer.verdict == "diverged":
             self._heal(answer, compared)

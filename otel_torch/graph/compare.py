@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise, product, zip_longest
 
 import numpy as np
 
@@ -383,14 +383,20 @@ def _pair_sources(
     for _, _, own, other in sorted(scored):
         if own not in taken[0] and other not in taken[1]:
             taken[0][own], taken[1][other] = other, own
-    rest = [[i for i in range(len(sources[s])) if i not in taken[s]] for s in (0, 1)]
+    # a source without a counterpart stands beside the next one without; a draw beside another draw
     pairs: list[tuple[int | None, int | None]] = list(taken[0].items())
-    # a source without a counterpart stands beside the next one without
-    common = min(map(len, rest))
-    pairs += list(zip(rest[0][:common], rest[1][:common], strict=True))
-    pairs += [(own, None) for own in rest[0][common:]] + [(None, o) for o in rest[1][common:]]
+    for is_draw in (False, True):
+        rest = [
+            [
+                index
+                for index, source in enumerate(sources[side])
+                if index not in taken[side] and _draws(programs[side], source) == is_draw
+            ]
+            for side in (0, 1)
+        ]
+        pairs += zip_longest(rest[0], rest[1])
     meet = {(own, other) for overlap, _, own, other in scored if overlap}
-    found: list[tuple[tuple[bool, bool, int, bool, bool, int], Pair]] = []
+    found: list[tuple[tuple[bool, bool, bool, int, bool, bool, int], Pair]] = []
     for indices in pairs:
         first, second = indices
         pair: Pair = (
@@ -400,9 +406,11 @@ def _pair_sources(
         present = [source for source in pair if source is not None]
         rank = min(index for index in indices if index is not None)
         weak = all(source.is_weak for source in present)
+        # a program that makes its weights draws them, and another one reads them
+        draws_alone = None in pair and any(map(_draws, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
-        order = (weak, not accused, first_end, None in pair, indices not in meet, rank)
+        order = (weak, draws_alone, not accused, first_end, None in pair, indices not in meet, rank)
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
@@ -416,7 +424,22 @@ def _is_same_kind(
             and other.origin < 0
             and _leaf_kind(programs[0], own) == _leaf_kind(programs[1], other)
         )
-    return programs[0].operation[own.origin] == programs[1].operation[other.origin]
+    return _without_overload(programs[0], own.origin) == _without_overload(
+        programs[1], other.origin
+    )
+
+
+def _without_overload(program: ComparedProgram, node: int) -> list[str]:
+    """Return the name of an operation, as `aten.mm` of `aten.mm.default`."""
+    operation: str = program.graph.operations[program.graph.nodes.operation[node]]
+    return operation.split(".")[:2]
+
+
+def _draws(program: ComparedProgram, source: DoubtSource | None) -> bool:
+    """Return whether a source draws random numbers."""
+    if source is None or source.origin < 0:
+        return False
+    return bool(program.graph.nodes.random[source.origin])
 
 
 def _begins(program: ComparedProgram, source: DoubtSource) -> set[int]:

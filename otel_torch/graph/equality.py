@@ -416,9 +416,10 @@ def _find_parts(
     weight, heads or experts as a list beside one tensor.
     """
     whole_graph, part_graph = graphs[whole_side], graphs[1 - whole_side]
+    # infinite sums tell nothing
     open_rows = [
-        np.flatnonzero((side.relation == NONE) & flags)
-        for side, flags in zip(sides, informed, strict=True)
+        np.flatnonzero((side.relation == NONE) & flags & (graph.values.nonfinite == 0))
+        for side, flags, graph in zip(sides, informed, graphs, strict=True)
     ]
     wholes, parts = open_rows[whole_side], open_rows[1 - whole_side]
     for is_leaf in (True, False):

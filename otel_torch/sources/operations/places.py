@@ -20,6 +20,9 @@ from otel_torch.sources.tensors.values import argument_name, argument_names, wal
 
 UPDATE, BACKWARD, RECOMPUTE = "update", "backward", "recompute"
 
+# whose operations run before the first forward of a model
+PROGRAM = "program"
+
 
 # memory, offset and sizes
 _Part = tuple[int, int, tuple[int, ...]]
@@ -53,7 +56,7 @@ class Places:
     def __init__(self) -> None:
         self.is_stepping = False  # an optimizer steps
         self._context: ForwardContext | None = None
-        self._first_model = ""
+        self._first_model = PROGRAM
         self._calls = _Calls()
         self._counts: dict[tuple[str, str, str, int, int], int] = {}
         self._cached: dict[tuple[Any, ...], RecordedCall] = {}
@@ -66,7 +69,8 @@ class Places:
         self, model: Model, context: ForwardContext, inputs: Inputs, line: int | None
     ) -> None:
         """Note the step of an outermost forward, and what its inputs and parameters are called."""
-        self._first_model = self._first_model or model.name
+        if self._context is None:
+            self._first_model = model.name
         self._context = context
         self._cached.clear()
         self._name_parameters(model)
@@ -121,11 +125,14 @@ class Places:
         call = self._cached.get(key)
         if call is None:
             context = self._context
-            assert context is not None
-            call = self._cached[key] = RecordedCall(
-                model, module, context.step, number, context.loop, phase, context.branch,
-                step_scope=context.active.scope,
-            )  # fmt: skip
+            if context is None:
+                call = RecordedCall(model, module, 0, number, 0, phase, None)
+            else:
+                call = RecordedCall(
+                    model, module, context.step, number, context.loop, phase, context.branch,
+                    step_scope=context.active.scope,
+                )  # fmt: skip
+            self._cached[key] = call
         return call
 
     def update_of(self, model: Model) -> RecordedCall:

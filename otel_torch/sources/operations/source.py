@@ -1,8 +1,8 @@
 """Selects the steps whose operations are recorded, and enters and leaves the mode around them.
 
-The mode is entered with the first forward of the first model and stays: schedulers, losses, the
-backward pass and the optimizer run outside of all modules. It is left when a forward begins in a
-step that is not selected, and entered again with the next one that is.
+The mode is entered with the first forward of the first model, or at once if that is asked for.
+It stays: schedulers, losses, the backward pass and the optimizer run outside of all modules. It is
+left when a forward begins in a step that is not selected, and entered again with the next that is.
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ class GraphCapture(Source):
         events.optimizer_skipped.append(self._guarded(self._on_stepped))
         events.updated.append(self._guarded(self._on_updated))
 
+    def install(self) -> None:
+        if self._session.settings.graph_before and self._has_destination():
+            prepare_devices((), self.recorder.columns)
+            self._guarded(self._resume)()
+
     # -- steps
 
     def _on_forward(self, model: Model, context: ForwardContext, inputs: Inputs) -> None:
@@ -138,7 +143,7 @@ class GraphCapture(Source):
     def _has_destination(self) -> bool:
         return any(sink.has_destination for sink in self._session.recorder.sinks)
 
-    def _resume(self, model: Model) -> None:
+    def _resume(self, model: Model | None = None) -> None:
         thread = get_ident()
         if thread in self._modes:
             return
@@ -286,14 +291,15 @@ class GraphCapture(Source):
         self._replacements.restore()
 
 
-def _run_compiled_eagerly(model: Model) -> Callable[[], None]:
+def _run_compiled_eagerly(model: Model | None) -> Callable[[], None]:
     """Have what the program has compiled run eagerly; return a function that ends this.
 
     What it compiles while a mode is active, the compiler leaves alone by itself.
     """
     if "torch._dynamo" not in sys.modules:
         return lambda: None
-    modules = (site.module() for site in list(model.sites.values()))
+    sites = [] if model is None else list(model.sites.values())
+    modules = (site.module() for site in sites)
     if torch_private.count_compiled_graphs() or any(map(_is_compiled, modules)):
         say_once("OTEL_TORCH_CAPTURE=graph: compiled code runs eagerly in the recorded steps")
     stance = torch.compiler.set_stance("force_eager")
