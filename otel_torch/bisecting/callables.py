@@ -150,7 +150,7 @@ class _CallWithCopies:
 
     def __call__(self) -> Any:
         with _kept_as_it_is(self._function):
-            inputs = copy.deepcopy(self._inputs)
+            inputs = _copied(self._inputs)
             if isinstance(inputs, dict):
                 return self._function(**inputs)
             if isinstance(inputs, tuple | list):
@@ -158,6 +158,13 @@ class _CallWithCopies:
             if callable(inputs):
                 return inputs(self._function)
             return self._function(inputs)
+
+
+def _copied(inputs: Any) -> Any:
+    """Return a copy of inputs, which no graph of operations shows."""
+    from otel_torch.torch_private import unobserved
+
+    return unobserved(copy.deepcopy)(inputs)
 
 
 @contextmanager

@@ -424,15 +424,7 @@ def _is_same_kind(
             and other.origin < 0
             and _leaf_kind(programs[0], own) == _leaf_kind(programs[1], other)
         )
-    return _without_overload(programs[0], own.origin) == _without_overload(
-        programs[1], other.origin
-    )
-
-
-def _without_overload(program: ComparedProgram, node: int) -> list[str]:
-    """Return the name of an operation, as `aten.mm` of `aten.mm.default`."""
-    operation: str = program.graph.operations[program.graph.nodes.operation[node]]
-    return operation.split(".")[:2]
+    return programs[0].family(own.origin) == programs[1].family(other.origin)
 
 
 def _draws(program: ComparedProgram, source: DoubtSource | None) -> bool:

@@ -175,18 +175,9 @@ class _Pairs:
                 self.add(*values)
 
     def follow(self) -> None:
-        """Pair what paired values are made from, and what is made from them.
-
-        Where a fault gives another operand to an operation as well, its one reader there is the
-        same in both programs.
-        """
-        seen: list[tuple[int, int]] = []
-        while self._new or seen:
-            if not self._new:
-                self._add_sole_readers(seen.pop())
-                continue
+        """Pair what paired values are made from, and what is made from them."""
+        while self._new:
             reference, port = self._new.popleft()
-            seen.append((reference, port))
             first, second = self._programs
             nearest = first.maker[reference], second.maker[port]
             furthest = _maker(first, reference), _maker(second, port)
@@ -201,17 +192,6 @@ class _Pairs:
                 if len(nodes) == len(readers[1].get(signature, ())):
                     for own, other in zip(nodes, readers[1][signature], strict=True):
                         self._add_results(own, other)
-
-    def _add_sole_readers(self, pair: tuple[int, int]) -> None:
-        """Pair what the only reader of a value makes, if it does the same in both programs."""
-        own, other = (
-            [node for nodes in _by_signature(program, value).values() for node in nodes]
-            for program, value in zip(self._programs, pair, strict=True)
-        )
-        first, second = self._programs
-        if len(own) == len(other) == 1 and first.label(own[0]) == second.label(other[0]):
-            for reference, port in zip(first.makes[own[0]], second.makes[other[0]], strict=False):
-                self.add(reference, port)
 
     def counterparts(self) -> dict[int, Counterpart]:
         """Return what to put in the place of each root: in that of its view if only views agree."""

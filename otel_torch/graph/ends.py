@@ -19,6 +19,7 @@ from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import Floats
+from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from
 
 Limits = tuple[Floats, Floats]
@@ -232,7 +233,9 @@ def _is_term(programs: Programs, pair: EndPair) -> bool:
 def _same_content(
     programs: Programs, loose: list[list[int]], *, is_one_program: bool
 ) -> list[tuple[int, int]]:
-    """Pair ends that are equal, and in order what else is of one shape."""
+    """Pair ends that are equal, in order what else is of one shape, and then what has such a shape
+    with neighboring axes merged: of what was made last a view is not seen.
+    """
     pairs: list[tuple[int, int]] = []
     for is_right in (True, False, None) if is_one_program else (True, False):
         paired = [{pair[side] for pair in pairs} for side in (0, 1)]
@@ -246,11 +249,33 @@ def _same_content(
         for end, key in zip(loose[0], keys[0], strict=True):
             if key is not None and waiting[key]:
                 pairs.append((end, waiting[key].pop(0)))
+    for own in loose[0]:
+        for other in loose[1]:
+            taken = any(own == first or other == second for first, second in pairs)
+            if not taken and _are_merged(programs, own, other):
+                pairs.append((own, other))
     return [pair for pair in pairs if any(map(_is_informed, programs, pair))]
+
+
+def _are_merged(programs: Programs, own: int, other: int) -> bool:
+    """Return whether two ends that are not right, and tell something, have one order of their
+    elements.
+    """
+    if any(map(_is_right, programs, (own, other))):
+        return False
+    first, second = (
+        program.graph.values.shape[program.graph.ends[end]]
+        for program, end in zip(programs, (own, other), strict=True)
+    )
+    return all(map(_is_informed, programs, (own, other))) and have_same_order(first, second)
 
 
 def _is_informed(program: ComparedProgram, end: int) -> bool:
     return bool(program.is_informed[program.graph.ends[end]])
+
+
+def _is_right(program: ComparedProgram, end: int) -> bool:
+    return bool(program.state[program.graph.ends[end]] == RIGHT)
 
 
 def _key(program: ComparedProgram, end: int, is_right: bool | None) -> object:

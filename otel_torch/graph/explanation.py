@@ -75,7 +75,10 @@ def _compare_nodes(
     """Return what differs between two nodes that should do the same; None if that is not simple."""
     reference, port = programs
     operands = reference.operands(own), port.operands(other)
-    if reference.operation[own] != port.operation[other]:
+    is_other = reference.operation[own] != port.operation[other]
+    if is_other and reference.family(own) == port.family(other) and operands[0] == operands[1]:
+        return Explanation("arguments", *_differing_arguments(programs, own, other))
+    if is_other:
         is_same = Counter(operands[0]) == Counter(operands[1])
         if is_same and not any(
             p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True)

@@ -80,6 +80,11 @@ class ComparedProgram:
         """Return what a node does, and in which line."""
         return self.operation[node], int(self.graph.nodes.line[node])
 
+    def family(self, node: int) -> list[str]:
+        """Return an operation without its overload, as `aten.add` of `aten.add.Tensor`."""
+        operation: str = self.graph.operations[self.graph.nodes.operation[node]]
+        return operation.split(".")[:2]
+
     def operands(self, node: int) -> tuple[int, ...]:
         """Return the groups of what a node reads; -1 for values that are not right."""
         return tuple(

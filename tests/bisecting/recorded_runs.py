@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from otel_torch.bisecting.recorded_programs import SETTINGS
-from otel_torch.bisecting.runs import ProgramRun, SideName, find_recordings
+from otel_torch.bisecting.runs import NothingRecorded, ProgramRun, SideName, find_recordings
 from tests.support import run_python
 
 
@@ -36,5 +36,8 @@ class RecordedRuns:
             f"OTEL_TORCH_{name.upper()}": value for name, value in (SETTINGS | settings).items()
         }
         self._run[side](folder, self._programs[side], **variables)
-        self.runs.append(ProgramRun(side, why, (), 0.0, find_recordings(folder)))
+        recordings = find_recordings(folder)
+        if not recordings:
+            raise NothingRecorded(f"the {side} recorded no operations")
+        self.runs.append(ProgramRun(side, why, (), 0.0, recordings))
         return self.runs[-1]

@@ -10,7 +10,13 @@ from pathlib import Path
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.callables import CallablePrograms
 from otel_torch.bisecting.recorded_programs import RunOptions
-from otel_torch.bisecting.runs import ProgramRun, RunFailed, SideName, find_recordings
+from otel_torch.bisecting.runs import (
+    NothingRecorded,
+    ProgramRun,
+    RunFailed,
+    SideName,
+    find_recordings,
+)
 from otel_torch.bisecting.search import Options, bisect_programs
 from otel_torch.parity.finding import Report
 from tests.corpora.case import BISECT, Case, Run
@@ -69,7 +75,7 @@ class RankPrograms:
         self.runs: list[ProgramRun] = []
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
-        """Run a program. Raises RunFailed if it fails or records nothing."""
+        """Run a program. Raises RunFailed if it fails, and NothingRecorded."""
         folder = self.folder / f"{len(self.runs) + 1}-{side}"
         folder.mkdir(parents=True)
         began = time.monotonic()
@@ -81,7 +87,7 @@ class RankPrograms:
             raise RunFailed(f"the {side}: {error}") from None
         recordings = find_recordings(folder)
         if not recordings:
-            raise RunFailed(f"the {side} recorded no operations")
+            raise NothingRecorded(f"the {side} recorded no operations")
         run = ProgramRun(side, why, (), time.monotonic() - began, recordings)
         self.runs.append(run)
         return run

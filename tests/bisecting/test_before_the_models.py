@@ -1,0 +1,88 @@
+"""What a program computes before its models run, without any, or after the steps that are alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from otel_torch.bisecting.bisection import Bisection
+from otel_torch.bisecting.search import Options, bisect_programs
+from tests.bisecting.recorded_runs import RecordedRuns
+
+PREPARED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+layers = nn.Linear(16, 24), nn.Linear(24, 6)
+frames = torch.linspace(-2, 2, 96).sin().reshape(2, 48).unfold(-1, 16, 8)
+window = torch.hann_window(16)
+"""
+# the weights are drawn once more, and not read by modules
+FUNCTIONAL = """
+(up, up_bias), (down, down_bias) = (layer.parameters() for layer in layers)
+with torch.no_grad():
+    made = F.linear(F.silu(F.linear(frames * window, up, up_bias)), down, down_bias)
+"""
+MODULES = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = layers
+    def forward(self, frames):
+        return self.down(F.silu(self.up(frames)))
+with torch.no_grad():
+    made = Encoder()(frames * window)
+"""
+STEPS = """
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = layers
+    def forward(self, rows):
+        return self.down(F.silu(self.up(rows)))KEPT
+decoder, rows, kept = Decoder(), frames[:, :1], []
+with torch.no_grad():
+    for step in range(3):
+        row = decoder(rows)[:, -1:]
+        kept.append(row)
+        rows = torch.cat([rows, frames[:, NEXT : NEXT + 1] + row.mean()], dim=1)
+    made = torch.stack(kept)
+"""
+
+
+def steps(kept: str, following: str) -> str:
+    return PREPARED + STEPS.replace("KEPT", kept).replace("NEXT", following)
+
+
+def bisect(folder: Path, reference: str, port: str) -> Bisection:
+    return bisect_programs(RecordedRuns(folder, reference, port), Options())
+
+
+def found(answer: Bisection) -> tuple[str, str | None]:
+    """Return the first line of the port that is named, and whether it is proven."""
+    fault = answer.faults[0]
+    assert fault.port_line is not None
+    return fault.port_line.text.strip(), fault.proof
+
+
+def test_a_port_without_modules_is_recorded_from_its_first_operation(tmp_path: Path) -> None:
+    reference, port = PREPARED + MODULES, PREPARED + FUNCTIONAL
+    assert bisect(tmp_path / "legal", reference, port).verdict == "match"
+    wrong = port.replace("hann_window(16)", "hann_window(16, periodic=False)")
+    answer = bisect(tmp_path / "wrong", reference, wrong)
+    assert found(answer) == ("window = torch.hann_window(16, periodic=False)", "proven")
+
+
+def test_what_prepares_an_input_is_named_instead_of_the_input(tmp_path: Path) -> None:
+    reference = PREPARED + MODULES
+    answer = bisect(tmp_path, reference, reference.replace("sin()", "sin().clamp(max=0.5)"))
+    line, proof = found(answer)
+    assert line.startswith("frames = torch.linspace") and proof == "proven"
+
+
+def test_steps_of_other_forwards_are_compared_all(tmp_path: Path) -> None:
+    reference = steps("", "step + 1")
+    assert bisect(tmp_path / "legal", reference, steps("[:, -1:]", "step + 1")).verdict == "match"
+    answer = bisect(tmp_path / "wrong", reference, steps("[:, -1:]", "step"))
+    line, _ = found(answer)
+    assert line.startswith("rows = torch.cat([rows, frames[:, step")
