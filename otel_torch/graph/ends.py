@@ -114,6 +114,8 @@ def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> b
     """Return whether two ends of one name are not the same, or say nothing yet."""
     if _is_elsewhere(programs, pair) or _is_term(programs, pair) or _is_on_the_way(programs, pair):
         return True
+    if _is_in_both(programs, pair) and _are_called_unequally(programs, pair):
+        return True
     same = [other for other in ends if pair.reference == other.reference or pair.port == other.port]
     return len(same) > 1 and _is_of_another_rank(programs, pair, ends)
 
@@ -200,6 +202,18 @@ def _is_on_the_way(programs: Programs, pair: EndPair) -> bool:
         if returns_more and shape in [graph.values.shape[end] for end in results]:
             return True
     return False
+
+
+def _are_called_unequally(programs: Programs, pair: EndPair) -> bool:
+    """Return whether one program calls more models than the other, so that an end's number says
+    nothing: two images in one batch here, and one after the other there.
+    """
+    base = pair.name.partition("#")[0]
+    first, second = (
+        sum(name.partition("#")[0] == base for name in program.graph.end_names)
+        for program in programs
+    )
+    return first != second
 
 
 def _are_other_ends(programs: Programs, values: Sequence[int]) -> bool:

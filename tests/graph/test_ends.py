@@ -60,6 +60,44 @@ def test_models_that_are_called_in_another_order_match() -> None:
     assert compare_graphs(two(("x", "y")), two(("y", "x"))).is_match
 
 
+def test_a_number_of_an_end_says_nothing_where_models_are_called_unequally_often() -> None:
+    def three(factor: float, *, at_once: bool) -> Graph:
+        writer = Writer()
+        arrays = {"x": X, "y": Y, "z": X - Y}
+        w, inputs = writer.leaf("w", W), [writer.leaf(*own, "input") for own in arrays.items()]
+        if at_once:
+            both = writer.op("mm", writer.op("cat", *inputs[:2], 0), w)
+            made = [writer.op("slice", both, 0, start, start + 4) for start in (0, 4)]
+            made.append(writer.op("mm", inputs[2], w))
+            returned = both, made[2]
+        else:
+            made = [writer.op("mm", own, w) for own in inputs]
+            returned = made
+        # of a training: gradients come from the first result
+        writer.builder.add_end("out", inputs[0].index, is_passed=True)
+        for count, value in enumerate(returned, 2):
+            writer.end(f"out#{count}", value)
+        scaled = writer.at("scale").op("mul.scalar", made[2], factor)
+        writer.end("", writer.op("addcmul", scaled, *made[:2]))
+        return writer.finish()
+
+    reference = three(0.5, at_once=False)
+    assert compare_graphs(reference, three(0.5, at_once=True)).is_match
+    assert lines(compare_graphs(reference, three(0.7, at_once=True)))[0] == "scale"
+
+
+def test_of_ends_with_merged_axes_the_first_fault_is_named() -> None:
+    def scaled(factor: float, *shape: int) -> Graph:
+        writer = Writer()
+        made = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", W))
+        made = writer.at("scale").op("mul.scalar", made, factor)
+        writer.end("out" if len(shape) > 2 else "", writer.op("reshape", made, shape))
+        return writer.finish()
+
+    assert compare_graphs(scaled(0.5, 2, 2, 6), scaled(0.5, 4, 6)).is_match
+    assert lines(compare_graphs(scaled(0.5, 2, 2, 6), scaled(0.7, 4, 6))) == ["scale"]
+
+
 def test_what_is_left_of_a_program_that_goes_on_is_not_compared_with_an_end() -> None:
     comparison = compare_graphs(sampler(0.5), sampler(0.7, is_cut=True))
     assert comparison.is_match and [pair.name for pair in comparison.ends] == ["out", "out#2"]

@@ -103,6 +103,40 @@ def test_legal_error_grows_with_depth_and_with_the_dtype():
     assert errors[rounded.index] == pytest.approx(COARSE_ROUNDINGS * 2.0**-8, rel=1e-3)
 
 
+def test_a_cast_that_one_program_makes_alone_is_named_where_its_result_differs():
+    def rounded(is_rounded: bool) -> Graph:
+        writer = Writer()
+        x = writer.op("tanh", writer.leaf("x", X, "input"))
+        if is_rounded:
+            x = writer.at("cast").cast(x)
+        moved = writer.at("move").op("transpose", x, (1, 0))
+        writer.end("out", writer.at("product").op("mm", writer.leaf("w", W), moved))
+        return writer.finish()
+
+    reference, port = rounded(True), rounded(False)
+    assert compare_graphs(reference, rounded(True), reference).is_match
+    (fault,) = compare_graphs(reference, port, reference).faults
+    node = fault.reference.nodes[0]
+    assert reference.lines[reference.nodes.line[node]][1] == "cast"
+
+
+def test_infinite_values_are_no_parts_of_a_whole():
+    """A recording has no sums of masked logits, and the sketch of what is finite."""
+
+    def masked(*shapes: tuple[int, ...]) -> Graph:
+        builder, random = GraphBuilder(), np.random.default_rng(len(shapes))
+        for shape in shapes:
+            sketch = random.standard_normal(builder.width)
+            builder.add_value(
+                shape=shape, nonfinite=5, sketch=sketch, statistics={"max": 1.0}, leaf="input"
+            )
+        builder.add_end("out", 0)
+        return builder.finish()
+
+    _, port = relations(masked((2, 4, 6)), masked((4, 6), (4, 6)))
+    assert PART not in port.relation.tolist()
+
+
 def test_a_small_term_brings_a_small_error_into_a_sum():
     writer = Writer()
     x = writer.leaf("x", X, "input")
