@@ -96,21 +96,28 @@ def find_later_step(
             return _every_step(programs, float(np.hypot(limit, JUMP * before)))
         if error > np.hypot(limit, JUMP * before):
             needed = Sides(*(own.needed(index) for own in programs))
+            if _are_recorded(programs, needed):  # and match: the same place holds other tensors
+                return _every_step(programs, float(np.hypot(limit, JUMP * before)))
             is_last = False
             break
         needed = Sides({reference.step}, {port.step})
         before = max(before, error)
-    if all(own.recorded >= steps for own, steps in zip(programs, needed, strict=True)):
+    if _are_recorded(programs, needed):
         return None
     steps = needed.map(lambda own: ",".join(map(str, sorted({step.step for step in own}))))
     return LaterStep(steps, float(np.hypot(limit, JUMP * before)), is_last)
+
+
+def _are_recorded(programs: Sides[_Program], steps: Sides[set[_RecordedStep]]) -> bool:
+    """Return whether the operations of some steps of both programs were recorded."""
+    return all(own.recorded >= those for own, those in zip(programs, steps, strict=True))
 
 
 def _every_step(
     programs: Sides[_Program], tolerance: float
 ) -> LaterStep | TooManyOperations | None:
     """Return all steps, unless their operations were recorded or are too many."""
-    if all(own.recorded >= own.steps for own in programs):
+    if _are_recorded(programs, programs.map(lambda own: own.steps)):
         return None
     most = max(own.operations * len(own.steps) // max(len(own.recorded), 1) for own in programs)
     if most > MOST_OPERATIONS:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.search import Options, bisect_programs
@@ -80,9 +83,19 @@ def test_what_prepares_an_input_is_named_instead_of_the_input(tmp_path: Path) ->
     assert line.startswith("frames = torch.linspace") and proof == "proven"
 
 
-def test_steps_of_other_forwards_are_compared_all(tmp_path: Path) -> None:
+def doubled(port: str) -> str:
+    """Return a port whose forwards get another tensor in the place of the first."""
+    return port.replace("(self, rows)", "(self, twice, rows)").replace(
+        "(rows)[", "(rows * 2, rows)["
+    )
+
+
+@pytest.mark.parametrize("as_others", [str, doubled], ids=["other sizes", "another order"])
+def test_steps_of_other_forwards_are_compared_all(
+    tmp_path: Path, as_others: Callable[[str], str]
+) -> None:
     reference = steps("", "step + 1")
-    assert bisect(tmp_path / "legal", reference, steps("[:, -1:]", "step + 1")).verdict == "match"
-    answer = bisect(tmp_path / "wrong", reference, steps("[:, -1:]", "step"))
-    line, _ = found(answer)
+    legal, wrong = (as_others(steps("[:, -1:]", following)) for following in ("step + 1", "step"))
+    assert bisect(tmp_path / "legal", reference, legal).verdict == "match"
+    line, _ = found(bisect(tmp_path / "wrong", reference, wrong))
     assert line.startswith("rows = torch.cat([rows, frames[:, step")
