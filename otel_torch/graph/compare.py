@@ -396,7 +396,7 @@ def _pair_sources(
         ]
         pairs += zip_longest(rest[0], rest[1])
     meet = {(own, other) for overlap, _, own, other in scored if overlap}
-    found: list[tuple[tuple[bool, bool, bool, int, bool, bool, int], Pair]] = []
+    found: list[tuple[tuple[bool, bool, bool, int, bool, bool, bool, int], Pair]] = []
     for indices in pairs:
         first, second = indices
         pair: Pair = (
@@ -410,7 +410,11 @@ def _pair_sources(
         draws_alone = None in pair and any(map(_draws, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
-        order = (weak, draws_alone, not accused, first_end, None in pair, indices not in meet, rank)
+        is_other = None in pair or not _is_same_kind(programs, *present)
+        order = (
+            weak, draws_alone, not accused, first_end, None in pair, is_other,
+            indices not in meet, rank,
+        )  # fmt: skip
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 

@@ -25,7 +25,7 @@ from otel_torch.graph.counterparts import (
     with_parts,
 )
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.misplaced import find_misplaced, misplaced_rows
+from otel_torch.graph.misplaced import Misplaced, find_misplaced, misplaced_rows
 from otel_torch.graph.row_counterparts import RowCounterpart, find_row_counterparts
 from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram, Programs
 
@@ -127,8 +127,8 @@ def find_cut(
     if not values:
         return None
     is_suspect = _suspicion(comparison, fault, suspects)
-    misplaced = find_misplaced(comparison, fault)
     nodes, others = _what_makes(port, values, begins, is_suspect)
+    misplaced = _all_misplaced(comparison, fault, others)
     unclear = misplaced.leaves.union(misplaced_rows(comparison, fault))
     others += tuple(-1 - value for value in sorted(unclear))
     lines = {int(port.graph.nodes.line[node]) for node in _named(fault.port)}
@@ -142,6 +142,22 @@ def find_cut(
     exchanges = tuple(counterparts[value] for value in values)
     is_code = fault.port is not None and fault.port.leaf == NOTHING
     return Cut(exchanges, tuple(sorted(region)), length, elsewhere, is_code=is_code)
+
+
+def _all_misplaced(
+    comparison: GraphComparison, fault: GraphFault, others: tuple[int, ...]
+) -> Misplaced:
+    """Return what brought operands into the places of a fault and of others, as far as these are
+    faults as well.
+    """
+    port = comparison.programs[1]
+    found = find_misplaced(comparison, fault)
+    for another in comparison.faults:
+        begins = begins_of(port, another.port)
+        if another is not fault and any(origin_of(port, value) in others for value in begins):
+            more = find_misplaced(comparison, another)
+            found = Misplaced(found.nodes | more.nodes, found.leaves | more.leaves)
+    return found
 
 
 def _suspicion(

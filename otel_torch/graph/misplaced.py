@@ -29,7 +29,8 @@ class Misplaced(NamedTuple):
     """What brought operands of the port's place into it.
 
     Attributes:
-        nodes: That only moved what the reference's operand is moved from as well.
+        nodes: That only moved what the reference's operand is moved from as well, or made by the
+            operation that makes the reference's, of something else.
         leaves: That may be in each other's place instead, for nothing tells whose they are; and
             wrong ones that led to right operands, for these may be in another order.
     """
@@ -58,7 +59,7 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
     leaves = _wrong_leaves_behind(port, reads[1])
     if does_the_same:
         leaves |= _strange_leaves_behind(comparison, *map(_made_right, comparison.programs, reads))
-    return Misplaced(leaves=leaves)
+    return Misplaced(_made_alike(comparison.programs, reads), leaves)
 
 
 def _not_at_home(
@@ -107,6 +108,20 @@ def _moves_from_common(
             return None
         nodes |= {port.maker[value] for value in moved if goes_on(value)}
     return nodes
+
+
+def _made_alike(
+    programs: tuple[ComparedProgram, ComparedProgram], reads: tuple[list[int], list[int]]
+) -> frozenset[int]:
+    """Return the port's nodes that make its operands by the reference's operations."""
+    makers = [
+        [program.maker[read] for read in own] for program, own in zip(programs, reads, strict=True)
+    ]
+    return frozenset(
+        other
+        for own, other in zip(*makers, strict=False)
+        if min(own, other) >= 0 and programs[0].family(own) == programs[1].family(other)
+    )
 
 
 def _is_moved(program: ComparedProgram, value: int) -> bool:
