@@ -24,7 +24,7 @@ from otel_torch.bisecting.later_steps import (
 )
 from otel_torch.bisecting.runs import NothingRecorded, ProgramRun, Programs, SideName
 from otel_torch.graph.error_model import is_coarse
-from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.read_graph import read_graph
 from otel_torch.parity.sides import Sides
 
@@ -89,7 +89,7 @@ class RecordedPrograms:
             return compared
         settings, noise = {side: dict(own) for side, own in self._settings.items()}, self._noise
         whole = self._from_the_beginning("what enters a model differs", tell)
-        if whole.leading.comparison.faults and not self._begins_at_leaf(whole.leading):
+        if whole.leading.comparison.faults and not _begins_at_leaf(whole.leading):
             return whole
         self._settings, self._noise = settings, noise
         return compared
@@ -131,12 +131,13 @@ class RecordedPrograms:
         return self._record_both("from its first operation on")
 
     def _is_made_before(self, rank: ComparedRank) -> bool:
-        """Return whether the first fault is what a program has prepared before its models run."""
-        is_known = self._options.steps is None and not self._options.is_one_program
-        return is_known and self._begins_at_leaf(rank) and not _has_weights(rank)
-
-    def _begins_at_leaf(self, rank: ComparedRank) -> bool:
-        return bool(rank.comparison.faults) and rank.comparison.faults[0].begins_at_leaf
+        """Return whether what a program has prepared before its models run is or may be the first
+        fault: an input, a table or a constant. Parameters have names.
+        """
+        if self._options.steps is not None or self._options.is_one_program:
+            return False
+        kinds = _leaves_at_fault(rank)
+        return bool(kinds) and "parameter" not in kinds
 
     def by_rows(self) -> ComparedRuns:
         """Record both with the rows of their values, and compare; so do all further runs."""
@@ -222,15 +223,21 @@ class RecordedPrograms:
         return self._options.noise == "on"
 
 
-def _has_weights(rank: ComparedRank) -> bool:
-    """Return whether the first fault is a parameter or buffer: these have names, and no line."""
-    places = zip(rank.comparison.graphs, rank.comparison.faults[0].places, strict=True)
-    return any(
-        place is not None
-        and place.leaf != NOTHING
-        and graph.leaf_kinds[graph.values.leaf[place.leaf]] == "parameter"
-        for graph, place in places
-    )
+def _begins_at_leaf(rank: ComparedRank) -> bool:
+    faults = rank.comparison.faults
+    return bool(faults) and faults[0].begins_at_leaf
+
+
+def _leaves_at_fault(rank: ComparedRank) -> set[str]:
+    """Return the kinds of the leaves that are the first fault, or may be instead of it."""
+    graphs, faults = rank.comparison.graphs, rank.comparison.faults
+    leaves: list[tuple[Graph, int]] = []
+    if _begins_at_leaf(rank):
+        places = zip(graphs, faults[0].places, strict=True)
+        leaves = [(graph, place.leaf) for graph, place in places if place is not None]
+    elif faults and (cut := rank.cut(faults[0])) is not None:
+        leaves = [(graphs[1], -1 - origin) for origin in cut.others if origin < 0]
+    return {graph.leaf_kinds[graph.values.leaf[leaf]] for graph, leaf in leaves if leaf != NOTHING}
 
 
 def _is_unsure(rank: ComparedRank) -> bool:

@@ -173,8 +173,24 @@ def _suspicion(
         if another is not fault and another.is_certain and None not in another.places
         for value in begins_of(port, another.port)
     }
-    # a weight in another layout looks wrong, too: it has to be accused
-    return lambda value: value in accused or _is_made_wrong(port, value)
+    # a weight in another layout looks wrong, too: it has to be accused, or to lead to nothing right
+    return lambda value: (
+        value in accused or _is_made_wrong(port, value) or _is_wrong_leaf(port, value)
+    )
+
+
+def _is_wrong_leaf(program: ComparedProgram, value: int) -> bool:
+    """Return whether a leaf is wrong, and nothing right is made from it."""
+    if program.maker[value] >= 0 or program.state[value] != WRONG:
+        return False
+    waiting, seen = [value], {value}
+    while waiting:
+        made = {own for node in program.readers[waiting.pop()] for own in program.makes[node]}
+        if any(program.state[own] == RIGHT and program.is_informed[own] for own in made):
+            return False
+        waiting += made - seen
+        seen |= made
+    return True
 
 
 def _is_made_wrong(program: ComparedProgram, value: int) -> bool:

@@ -48,15 +48,16 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
     if fault.port is None or fault.port.leaf != NOTHING:
         return Misplaced()
     node = fault.port.nodes[0]
+    reordered = _reordered_leaves(port, node) if fault.explanation.kind == "order" else frozenset()
     if fault.reference is None or fault.reference.leaf != NOTHING:
-        return Misplaced(leaves=_wrong_leaves_behind(port, port.reads[node]))
+        return Misplaced(leaves=reordered | _wrong_leaves_behind(port, port.reads[node]))
     nodes = fault.reference.nodes[0], node
     reads = _not_at_home(comparison.programs, nodes)
     does_the_same = reference.operation[nodes[0]] == port.operation[node]
     moves = _moves_from_common(comparison.programs, reads)
     if moves is not None:
-        return Misplaced(nodes=frozenset(moves if does_the_same else ()))
-    leaves = _wrong_leaves_behind(port, reads[1])
+        return Misplaced(frozenset(moves if does_the_same else ()), reordered)
+    leaves = reordered | _wrong_leaves_behind(port, reads[1])
     if does_the_same:
         leaves |= _strange_leaves_behind(comparison, *map(_made_right, comparison.programs, reads))
     return Misplaced(_made_alike(comparison.programs, reads), leaves)
@@ -132,6 +133,19 @@ def _is_moved(program: ComparedProgram, value: int) -> bool:
 def _made_right(program: ComparedProgram, reads: Iterable[int]) -> list[int]:
     """Return the values that a node made and that are right."""
     return [read for read in reads if program.maker[read] >= 0 and program.state[read] == RIGHT]
+
+
+def _reordered_leaves(program: ComparedProgram, node: int) -> frozenset[int]:
+    """Return the leaves that a node reads, if moved, with right numbers in another order."""
+    reads = [read for read in program.reads[node] if read >= 0]
+    moved = made_from(program, reads, lambda value: _is_moved(program, value))
+    return frozenset(
+        value
+        for value in moved
+        if program.maker[value] < 0
+        and program.state[value] != RIGHT
+        and program.same_numbers[value] >= 0
+    )
 
 
 def _wrong_leaves_behind(program: ComparedProgram, reads: Iterable[int]) -> frozenset[int]:
