@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import otel_torch
 from otel_torch.records import Record
-from otel_torch.sources.tensors import native_observer
+from otel_torch.sources.tensors import compact_records, native_observer
 from otel_torch.sources.tensors.activations import Activations
 from otel_torch.statistics import cpu_kernel
 from tests.support import run_python
@@ -409,3 +409,20 @@ def test_a_tensor_is_measured_once_on_its_way(tmp_path):
         (row["module"], row["tensor"]): row["sum"] for row in map(json.loads, lines.splitlines())
     }
     assert sums["second", "in[0]"] == sums["first", "out"] != 0 == sums["second", "out"]
+
+
+def test_an_ordinary_call_costs_no_record_on_its_way_to_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    record_of = compact_records.record_of
+    monkeypatch.setattr(
+        compact_records,
+        "record_of",
+        lambda row, statistics: made.append(row) or record_of(row, statistics),
+    )
+    otel_torch.start(jsonl=str(tmp_path / "run.jsonl"))
+    ordinary()
+    otel_torch.stop()
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 8
+    assert made == []
