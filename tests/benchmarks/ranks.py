@@ -22,9 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import psutil
-
 from tests.benchmarks.__main__ import machine, rewritten
 from tests.benchmarks.diff import recorded
 from tests.benchmarks.figures import Figure, environment, module_command, tell
@@ -107,7 +104,10 @@ class _Watch(threading.Thread):
     """Looks at a process and all that it starts. Of one that has ended, the last look counts."""
 
     def __init__(self, process: int) -> None:
+        import psutil
+
         super().__init__(daemon=True)
+        self._gone = psutil.Error
         self._root = psutil.Process(process)
         self._seconds: dict[int, float] = {}
         self._ended = threading.Event()
@@ -121,13 +121,13 @@ class _Watch(threading.Thread):
         memory = 0
         try:
             tree = [self._root, *self._root.children(recursive=True)]
-        except psutil.NoSuchProcess:
+        except self._gone:
             return
         for process in tree:
             try:
                 times = process.cpu_times()
                 memory += process.memory_full_info().pss
-            except psutil.Error:
+            except self._gone:
                 continue
             self._seconds[process.pid] = times.user + times.system
         self.memory = max(self.memory, memory / 1e6)
@@ -188,35 +188,35 @@ def measure(ranks: Sequence[int], folder: Path) -> dict[str, dict[int, Spent]]:
 
 
 def computed(measured: dict[int, Spent], ranks: int) -> Spent:
-    """Return what so many ranks take, by the straight line that is nearest to what was measured.
+    """Return what so many ranks take, by the line through the two largest numbers of ranks.
 
-    >>> computed({8: Spent(2, 3, 100), 16: Spent(3, 5, 100)}, 32)
+    >>> computed({4: Spent(9, 9, 9), 8: Spent(2, 3, 100), 16: Spent(3, 5, 100)}, 32)
     Spent(wall=5.0, cpu=9.0, memory=100.0)
     """
-    lines = (
-        np.polyfit(list(measured), column, 1) for column in zip(*measured.values(), strict=True)
-    )
-    return Spent(*(round(float(np.polyval(line, ranks)), 6) for line in lines))
+    few, many = sorted(measured)[-2:]
+    turns = (ranks - many) / (many - few)
+    pairs = zip(measured[few], measured[many], strict=True)
+    return Spent(*(last + turns * (last - before) for before, last in pairs))
 
 
 def growth(measured: dict[int, Spent]) -> float:
-    """Return the processor's time of a further rank, among the most measured over among the fewest.
+    """Return the processor's time a rank, of the most ranks over that of the next fewer ones.
 
-    >>> growth({8: Spent(0, 3, 0), 16: Spent(0, 5, 0), 32: Spent(0, 9, 0), 64: Spent(0, 17, 0)})
+    >>> growth({8: Spent(0, 9, 0), 16: Spent(0, 5, 0), 32: Spent(0, 10, 0)})
     1.0
     """
-    counts = sorted(measured)
-
-    def each(few: int, many: int) -> float:
-        return (measured[many].cpu - measured[few].cpu) / (many - few)
-
-    return each(*counts[-2:]) / each(*counts[:2])
+    before, most = sorted(measured)[-2:]
+    return (measured[most].cpu / most) / (measured[before].cpu / before)
 
 
 def comparing_table(spent: dict[str, dict[int, Spent]]) -> str:
-    """Return what was measured and what follows from it, as Markdown."""
+    """Return what was measured and what follows from the numbers as they are shown, as Markdown."""
     lines = [_HEADER]
-    for words, measured in spent.items():
+    for words, exact in spent.items():
+        measured = {
+            count: Spent(round(wall, 1), round(cpu, 1), round(memory))
+            for count, (wall, cpu, memory) in exact.items()
+        }
         rows = [(count, "measured", numbers) for count, numbers in measured.items()]
         rows.append((COMPUTED_RANKS, "computed", computed(measured, COMPUTED_RANKS)))
         lines += [
@@ -230,12 +230,12 @@ def figures_of(spent: dict[str, dict[int, Spent]]) -> list[Figure]:
     """Return the lines for the table of all benchmarks."""
     found = []
     for words, measured in spent.items():
-        few, *_, before, most = sorted(measured)
+        before, most = sorted(measured)[-2:]
         detail = "; ".join(
             f"{count} ranks {numbers.cpu:.1f} s" for count, numbers in measured.items()
         )
-        name = f"{words}, processor's time of a rank: from {before} to {most} ranks over the first {few} to twice as many"
-        found.append(Figure(name, growth(measured), 1.3, detail))
+        name = f"{words}, processor's time a rank, {most} ranks over {before}"
+        found.append(Figure(name, growth(measured), 1.2, detail))
     return found
 
 
