@@ -26,6 +26,7 @@ from otel_torch.telemetry.otlp import export_queue
 from otel_torch.telemetry.sinks import trace_size
 from tests.benchmarks.__main__ import rewritten
 from tests.benchmarks.growth import SIGNALS, records_of
+from tests.benchmarks.ranks import Spent, comparing_table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "cluster.md"
@@ -478,6 +479,16 @@ def test_the_ratios_of_the_measured_tables_are_their_own() -> None:
         # word
         assert number(uncounted) == 0
         assert (number(lost), number(twice)) == (0, 0) or saturated != "nothing"
+
+
+def test_a_thousand_compared_ranks_are_computed_from_the_measured_ones() -> None:
+    page = PAGE.read_text()
+    spent: dict[str, dict[int, Spent]] = {}
+    for words, count, how, *numbers in rows(page, "comparing"):
+        if how == "measured":
+            spent.setdefault(words, {})[int(number(count))] = Spent(*map(number, numbers))
+    assert len(spent) == 3
+    assert section(page, "comparing") == comparing_table(spent)
 
 
 def test_the_prose_computes_nothing() -> None:

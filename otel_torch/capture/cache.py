@@ -36,7 +36,7 @@ class CacheFull(RuntimeError):
     """A cache would exceed its `max_bytes`."""
 
 
-class Cache:
+class Cache(compiled.Observer):
     """Cache the outputs and optionally the inputs of modules, from `attach` until `detach`.
 
         with Cache(["h.0", model.head], include_inputs=True).attach(model) as cache:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-class Tracker:
+class Tracker(compiled.Observer):
     """A sequence of the stashes of all registered modules, in the order of their events.
 
     As a context manager, it unregisters on exit; a backward pass that runs later still adds its

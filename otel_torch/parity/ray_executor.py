@@ -49,7 +49,7 @@ class RayExecutor:
                 self._ray.init("auto", **quiet)
             except ConnectionError:
                 self._ray.init(include_dashboard=False, **quiet)
-        except (ConnectionError, ValueError, OSError) as error:
+        except Exception as error:  # Ray raises a plain one where a node does not start in time
             reason = str(error).partition("\n")[0]
             raise ValueError(f"{address}: no cluster of Ray answers: {reason}") from None
 

@@ -42,6 +42,7 @@ BENCHMARKS = {
     "caching": "keeping all outputs",
     "large": "large",
     "diff": "comparing",
+    "ranks": "comparing many ranks",
     "bandwidth": "distance from one read of the memory",
     "peers": "others, beside us",
 }

@@ -295,7 +295,7 @@ def measure(size: Size) -> list[Figure]:
         Figure(
             "a record in compiled code, µs of the processor",
             costs["every module"],
-            None,
+            15,
             f"eager {costs['eager, every module']:.1f}; a call where no step is recorded: compiled "
             f"{costs['no step recorded']:.1f}, eager {costs['eager, no step recorded']:.1f}; {records:.0f} records a forward of "
             f"{1e3 * min(tiny.seconds.wall.seconds[BARE]):.2f} ms",

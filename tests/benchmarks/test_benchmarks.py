@@ -40,6 +40,7 @@ ALL = [
     "peers",
     "growth",
     "diff",
+    "ranks",
     pytest.param("fastvideo_trace", marks=pytest.mark.fastvideo),
 ]
 # why a figure may be missing

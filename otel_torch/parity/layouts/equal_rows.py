@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from otel_torch.parity.finding import Cause
 from otel_torch.parity.layouts.judged_places import JudgedPlace
-from otel_torch.parity.layouts.rank_layout import relative_distance
+from otel_torch.parity.layouts.rank_layout import group_alike, relative_distance
 from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow
 from otel_torch.records import FORWARD_PHASES
 
@@ -107,21 +107,17 @@ def _numbers(row: RankRow) -> str:
 
 def _groups_of(rows: Sequence[RankRow]) -> Groups | None:
     """Return the ranks with equal numbers; None unless each rank agrees with some, not with all."""
-    groups: list[list[RankRow]] = []
-    for row in rows:
-        for group in groups:
-            first = group[0]
-            if first.sketch is None or row.sketch is None or first.numel != row.numel:
-                continue
-            scale = max(first.l2, row.l2)
-            if scale and relative_distance(first.sketch, row.sketch, scale) <= _EQUAL:
-                group.append(row)
-                break
-        else:
-            groups.append([row])
+    groups = group_alike(rows, _EQUAL, _are_equal)
     if len(groups) < 2 or min(map(len, groups)) < 2:
         return None
     return frozenset(frozenset(row.rank for row in group) for group in groups)
+
+
+def _are_equal(first: RankRow, second: RankRow) -> bool:
+    if first.sketch is None or second.sketch is None or first.numel != second.numel:
+        return False
+    scale = max(first.l2, second.l2)
+    return bool(scale) and relative_distance(first.sketch, second.sketch, scale) <= _EQUAL
 
 
 def _in_words(groups: Groups) -> str:

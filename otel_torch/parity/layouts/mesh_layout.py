@@ -16,7 +16,13 @@ from typing import Literal
 
 import numpy as np
 
-from otel_torch.parity.layouts.rank_layout import RankLayout, cuts, limit_of, relative_distance
+from otel_torch.parity.layouts.rank_layout import (
+    RankLayout,
+    cuts,
+    group_alike,
+    limit_of,
+    relative_distance,
+)
 from otel_torch.parity.layouts.rank_rows import RankRow
 from otel_torch.statistics.rank_cuts import mesh_sizes
 
@@ -91,14 +97,7 @@ def _layout(kind: Literal["parts", "sum"], error: float, limit: float, scale: fl
 
 def _distinct_parts(rows: Rows, copies: int, limit: float) -> Rows | None:
     """Return one row of each part; None if the copies of a part differ."""
-    groups: list[list[RankRow]] = []
-    for row in rows:
-        for group in groups:
-            if _are_copies(group[0], row, limit):
-                group.append(row)
-                break
-        else:
-            groups.append([row])
+    groups = group_alike(rows, limit, lambda first, row: _are_copies(first, row, limit))
     if any(len(group) % copies for group in groups):
         return None
     return [row for group in groups for row in group[: len(group) // copies]]

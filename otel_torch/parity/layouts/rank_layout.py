@@ -14,7 +14,8 @@ the same part, and the sketches do not say which one: `mesh_layout` compares sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,6 +34,8 @@ _EXPLAINED_EXACT = 1e-4  # a loss, a norm, or integers
 _SHAPE_DECIDES = 0.7
 # an outlier is at least this many times as far off as any other copy, and this part of the limit
 _APART, _SLIGHTLY_WRONG = 10.0, 0.02
+# numbers of equal sketches are farther apart by rounding than the sketches at most by this factor
+_ROUNDED = 1.01
 # cosine of the error with the term of a rank that made it; with those of the others, at most this
 # part of it, and what chance exceeds in 2 of 100 sketches
 _MADE_IT, _INNOCENT, _CHANCE = 0.4, 0.6, 2.3 / SIZE**0.5
@@ -248,3 +251,32 @@ def relative_distance(sketch: Sketch, whole: Sketch, scale: float) -> float:
     if distance == 0:
         return 0.0
     return distance / scale if scale else math.inf
+
+
+def group_alike(
+    rows: Sequence[RankRow], limit: float, are_alike: Callable[[RankRow, RankRow], bool]
+) -> list[list[RankRow]]:
+    """Put each row into the first group whose first row is like it, or into a group of its own.
+
+    The sketches of rows that are alike are not farther apart than `limit` times the larger norm,
+    and their first numbers are not farther apart than they are. So only the groups near a row are
+    asked: a thousand ranks would ask a million times for each tensor.
+    """
+    groups: list[list[RankRow]] = []
+    in_order: list[tuple[float, int]] = []  # the first number of each group's sketch, its index
+    reach = _ROUNDED * limit * max((row.l2 for row in rows), default=0.0)
+    for row in rows:
+        number = math.nan if row.sketch is None else float(row.sketch[0])
+        start, end = 0, len(in_order)
+        if math.isfinite(reach):
+            start = bisect_left(in_order, (number - reach, 0))
+            end = bisect_right(in_order, (number + reach, len(groups)))
+        near = sorted(index for _, index in in_order[start:end])
+        alike = next((index for index in near if are_alike(groups[index][0], row)), None)
+        if alike is not None:
+            groups[alike].append(row)
+            continue
+        if math.isfinite(number):  # others are like no row
+            insort(in_order, (number, len(groups)))
+        groups.append([row])
+    return groups

@@ -74,7 +74,10 @@ torch_private.keep_out_of_frames(is_in_call)
 
 @torch_private.keep_out_of_frames
 def is_running(model: Model) -> bool:
-    return any(enclosing.model is model for enclosing in thread_state.stack)
+    for enclosing in thread_state.stack:  # noqa: SIM110 - a generator takes longer than the search
+        if enclosing.model is model:
+            return True
+    return False
 
 
 # of the functions that take the place of `nn.Module.__call__`

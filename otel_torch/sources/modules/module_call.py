@@ -41,7 +41,7 @@ def direct_call(
         after_list=after_list,
         hooks="hooks",
         post_calls="post_calls",
-        place="_place",
+        place="place",
         before="_forward_pre_hooks",
         after="_forward_hooks",
         backward="_backward_hooks",

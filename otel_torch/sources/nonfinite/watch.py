@@ -50,7 +50,7 @@ class _RootHook(SessionHook):
         return output
 
 
-class NonFiniteWatch(Source):
+class NonFiniteWatch(Source, compiled.Observer):
     """Measures the outputs of outermost forwards that are not recorded.
 
     `report` is called for each output once its measurement has reached the host, at the end of that

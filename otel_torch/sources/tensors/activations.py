@@ -31,6 +31,7 @@ from otel_torch.sources.events import RunEvents
 from otel_torch.sources.models.fused_modules import FusedModules
 from otel_torch.sources.models.model import Model, ModuleSite
 from otel_torch.sources.models.selection import ModuleSelection
+from otel_torch.sources.modules.call_stack import is_running
 from otel_torch.sources.modules.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.modules.module_call import direct_call
 from otel_torch.sources.modules.module_dict import ModuleDict
@@ -49,24 +50,26 @@ from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import prepare_devices
 
 _HOOK = "otel_torch.activations"
+# the labels of an output that is a tensor
+_ONE_OUTPUT = ["out"]
 
 
 class _OutputObserver(SessionHook):
     """Observes the outputs of one module."""
 
-    __slots__ = ("_activations", "_leave", "_place", "_site", "_site_tensor")
+    __slots__ = ("__weakref__", "_activations", "_leave", "_site_tensor", "place", "site")
     hook_name = _HOOK
 
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
-        self._site = site
+        self.site = site
         self._leave = activations.native.leave
-        self._place = activations.native.place_of(site)
-        self._site_tensor = compiled.site_tensor(site, activations)
+        self.place = activations.native.place_of(site)
+        self._site_tensor = compiled.site_tensor(self, activations)
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         # the cheapest question that the compiler answers with True
-        if is_dynamo_compiling() or self._leave(self._place, output) is None:
+        if is_dynamo_compiling() or self._leave(self.place, output) is None:
             if is_compiling():
                 compiled.observe_outputs(self._site_tensor, output)
             else:
@@ -75,7 +78,7 @@ class _OutputObserver(SessionHook):
 
     @torch_private.keep_out_of_frames
     def observe_output(self, output: Any) -> None:
-        self._activations.on_output(self._site, output)
+        self._activations.on_output(self.site, output)
 
 
 class _InputObserver(_OutputObserver):
@@ -90,7 +93,7 @@ class _InputObserver(_OutputObserver):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if is_dynamo_compiling() or self._enter(self._place, args, kwargs) is None:
+        if is_dynamo_compiling() or self._enter(self.place, args, kwargs) is None:
             if is_compiling():
                 compiled.observe_inputs(self._site_tensor, args, kwargs)
             else:
@@ -99,10 +102,10 @@ class _InputObserver(_OutputObserver):
 
     @torch_private.keep_out_of_frames
     def observe_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._activations.on_inputs(self._site, args, kwargs)
+        self._activations.on_inputs(self.site, args, kwargs)
 
 
-class Activations(Source):
+class Activations(Source, compiled.Observer):
     """Attaches observers to the selected modules. Nothing in it raises into a forward pass."""
 
     def __init__(self, session: Session, reader: TensorReader, events: RunEvents) -> None:
@@ -241,15 +244,41 @@ class Activations(Source):
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)
 
+    def observe_ordinary(
+        self,
+        observer: _OutputObserver,
+        tensors: list[torch.Tensor],
+        labels: list[str],
+        entering: bool,
+    ) -> bool:
+        """Have the compiled observer observe a call in a compiled graph; return whether it has.
+
+        Recorded inputs are never left to it: it would recognize them by their memory, which
+        compiled code reuses.
+        """
+        model = observer.site.model
+        if not is_running(model):
+            return False
+        if self._inputs:
+            context = model.forward_context
+            if context is None or context.recording:
+                return False
+            if entering:
+                return self.native.enter(observer.place, (), {}) is not None
+        # in a step that is recorded, a list is left to Python
+        output = tensors[0] if labels == _ONE_OUTPUT else tensors
+        return self.native.leave(observer.place, output) is not None
+
     def on_compiled_tensors(
         self,
-        site: ModuleSite,
+        observer: _OutputObserver,
         tensors: list[tuple[str, torch.Tensor]],
         *,
         entering: bool,
         differentiable: bool,
     ) -> None:
         """Record the inputs (`entering`) or outputs of a call in a compiled graph."""
+        site = observer.site
         try:
             if differentiable and self._gradients:
                 say_once(

@@ -169,6 +169,10 @@ class ReadRecords(LazyRecords):
         """Yield the records that are no compact rows, such as those of a training."""
         return (item for item in self._items if not isinstance(item, tuple))
 
+    def modules_of_compact_rows(self) -> Iterator[str]:
+        """Yield the modules of the other records, none of which is made for it."""
+        return (item[1] for item in self._items if isinstance(item, tuple))
+
     def _made(self) -> list[Record]:
         if self._records is None:
             self._records = [

@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,14 +23,20 @@ from otel_torch.process.console import say_once
 from otel_torch.process.import_hooks import after_import
 from otel_torch.sources.modules.module_names import all_modules, class_forward, core
 from otel_torch.sources.tensors.values import walk, walk_inputs
-from otel_torch.torch_private import is_exporting, unobserved
+from otel_torch.torch_private import call_past_dispatcher, is_exporting, unobserved
 
 if TYPE_CHECKING:
     from otel_torch.sources.models.model import Model, ModuleSite
 
 
-class Observer(Protocol):
+class Observer:
     """Receives the tensors that compiled graphs observe."""
+
+    def observe_ordinary(
+        self, site: Any, tensors: list[torch.Tensor], labels: list[str], entering: bool
+    ) -> bool:
+        """Observe a call that needs nothing else; False leaves it to `on_compiled_tensors`."""
+        return False
 
     def on_compiled_tensors(
         self,
@@ -46,6 +52,7 @@ class Observer(Protocol):
             site: the object that was given to `site_tensor`.
             differentiable: whether gradients flow through the call. They are not observed.
         """
+        raise NotImplementedError
 
 
 class _SiteRef(weakref.ref[Any]):
@@ -205,7 +212,9 @@ def _observe(
     if site_ref is None:
         return
     site_object, observer = site_ref(), site_ref.observer()
-    if site_object is not None and observer is not None:
+    if site_object is None or observer is None:
+        return
+    if not observer.observe_ordinary(site_object, tensors, labels, entering):
         # a graph with a backward pass computes without gradients, but the program does not
         with torch.enable_grad() if grad_enabled else nullcontext():
             observer.on_compiled_tensors(
@@ -225,6 +234,7 @@ def _observe_in_vmap(
 
 
 _library.impl("observe", _observe, "CompositeExplicitAutograd")
+call_past_dispatcher(torch.ops.otel_torch.observe.default, _observe)
 # nothing to differentiate
 _library.impl("observe", _operators.fallthrough_kernel, "Autograd")
 _operators.register_fake("otel_torch::observe", lambda *arguments: None, lib=_library)

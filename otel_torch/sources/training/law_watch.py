@@ -67,8 +67,10 @@ class LawWatch(Source):
                 name = SeriesName(record.model, record.module, record.tensor)
                 step = LoopStep(record.loop, record.step)
                 self._series.add_value(name, step, record.stats.get("mean"))
+            elif steps < FEWEST_STEPS:
+                self._called.add(record.module)
         if steps < FEWEST_STEPS:
-            self._called.update(record.module for record in records if record.phase != PHASE)
+            self._called.update(records.modules_of_compact_rows())
 
     def optimizer_stepped(self, step: OptimizerStep) -> None:
         """Ask the laws, if enough steps were made since the last time."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import otel_torch
 from otel_torch.records import Record
-from otel_torch.sources.tensors import native_observer
+from otel_torch.sources.tensors import compact_records, native_observer
 from otel_torch.sources.tensors.activations import Activations
 from otel_torch.statistics import cpu_kernel
 from tests.support import run_python
@@ -255,12 +255,22 @@ def threads() -> None:
     called(model, values(2, 8))
 
 
+def compiled_calls() -> None:
+    torch._dynamo.reset()
+    net = Returning(lambda m, x: (m.first(x), [m.second(x)]), first=mlp(), second=nn.ReLU())
+    model = torch.compile(net, backend="aot_eager", fullgraph=True)
+    for step in range(4):
+        with otel_torch.trace_step(step):
+            called(model, values(2, 8), times=2)
+    called(model, values(2, 8) / 0)
+
+
 PROGRAMS = [
     ordinary, outputs_of_every_form, arguments_of_every_form, every_dtype, sizes_about_every_limit,
     not_finite, shared_modules, nested_calls_of_one_module, errors_inside, changes_in_place,
     changes_of_inputs_that_torch_does_not_count, views_and_parameters_as_values,
     classes_that_change, steps_that_end_inside_of_a_call, training, steps_and_loops,
-    inference_and_autocast, threads,
+    inference_and_autocast, threads, compiled_calls,
 ]  # fmt: skip
 
 
@@ -284,14 +294,14 @@ def by_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def seen_by_python(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the calls that Python observes, by what is observed and the module's name."""
     counts: Counter[str] = Counter()
-    for name in ("on_inputs", "on_output"):
+    for name in ("on_inputs", "on_output", "on_compiled_tensors"):
         original = getattr(Activations, name)
 
         def counting(
-            self: Any, site: Any, *args: Any, name: str = name, original: Any = original
+            self: Any, site: Any, *args: Any, name: str = name, original: Any = original, **how: Any
         ) -> None:
-            counts[f"{name} {site.name}"] += 1
-            original(self, site, *args)
+            counts[f"{name} {getattr(site, 'site', site).name}"] += 1
+            original(self, site, *args, **how)
 
         monkeypatch.setattr(Activations, name, counting)
     return counts
@@ -321,6 +331,34 @@ def test_any_statistics_are_encoded_alike(stats, capture, tmp_path, by_python):
     by_python()
     python = recorded(ordinary, tmp_path / "python.jsonl", stats=stats, capture=capture)
     assert native == python != b""
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_compiled_calls_of_steps_that_are_not_recorded_are_counted_alike(
+    capture, tmp_path, by_python
+):
+    native = recorded(compiled_calls, tmp_path / "native.jsonl", capture=capture, steps="*/3")
+    by_python()
+    python = recorded(compiled_calls, tmp_path / "python.jsonl", capture=capture, steps="*/3")
+    assert native == python != b""
+
+
+def test_python_sees_of_compiled_calls_those_with_a_list_or_a_nan(tmp_path, seen_by_python):
+    recorded(compiled_calls, tmp_path / "run.jsonl")
+    assert seen_by_python == {
+        "on_output ": 9,
+        "on_compiled_tensors first": 1,
+        "on_compiled_tensors first.0": 1,
+        "on_compiled_tensors first.1": 1,
+        "on_compiled_tensors first.2": 1,
+        "on_compiled_tensors second": 1,
+    }
+
+
+def test_python_sees_no_compiled_call_of_a_step_that_is_not_recorded(tmp_path, seen_by_python):
+    for capture in CAPTURES:
+        recorded(compiled_calls, tmp_path / "run.jsonl", capture=capture, steps="1000")
+    assert not seen_by_python
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
@@ -409,3 +447,20 @@ def test_a_tensor_is_measured_once_on_its_way(tmp_path):
         (row["module"], row["tensor"]): row["sum"] for row in map(json.loads, lines.splitlines())
     }
     assert sums["second", "in[0]"] == sums["first", "out"] != 0 == sums["second", "out"]
+
+
+def test_an_ordinary_call_costs_no_record_on_its_way_to_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    record_of = compact_records.record_of
+    monkeypatch.setattr(
+        compact_records,
+        "record_of",
+        lambda row, statistics: made.append(row) or record_of(row, statistics),
+    )
+    otel_torch.start(jsonl=str(tmp_path / "run.jsonl"))
+    ordinary()
+    otel_torch.stop()
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 8
+    assert made == []
