@@ -24,7 +24,7 @@ from otel_torch.process.job import Job, name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
-from tests.interpreters import run_group, run_script
+from tests.interpreters import TORCH, run_group, run_script
 
 # the programs that tests run: one file each
 PROGRAMS = Path(__file__).with_name("programs")
@@ -186,6 +186,7 @@ def run_python(
     timeout: float = 240,
     fresh: bool = False,
     is_taken_apart: bool = False,
+    modules: tuple[str, ...] = TORCH,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, or code written to one, in a child process with nothing but environment
@@ -195,6 +196,7 @@ def run_python(
         check: raise where the exit status is not 0.
         fresh: start a new interpreter (see `tests/interpreters.py`).
         is_taken_apart: take all modules apart at the end, as a new interpreter does.
+        modules: what a forked program may have imported before it starts.
     """
     script = code
     if isinstance(code, str):
@@ -205,6 +207,7 @@ def run_python(
         environment(tmp_path, **variables),
         tmp_path,
         timeout,
+        modules,
         fresh=fresh,
         is_taken_apart=is_taken_apart,
     )
