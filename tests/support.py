@@ -24,7 +24,7 @@ from otel_torch.process.job import Job, name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
-from tests.interpreters import TORCH, run_group, run_script
+from tests.interpreters import TORCH, command_of_tests, run_group, run_script
 
 # the programs that tests run: one file each
 PROGRAMS = Path(__file__).with_name("programs")
@@ -290,7 +290,7 @@ def in_terminal(columns: int, lines: int, *words: str, status: int = 0) -> list[
     termios.tcsetwinsize(follower, (lines, columns))
     environ = {name: value for name, value in os.environ.items() if name not in _TERMINAL_SIZE}
     process = subprocess.Popen(
-        [sys.executable, "-m", "otel_torch", *words],
+        [command_of_tests("otel-torch"), *words],
         stdout=follower,
         stderr=subprocess.DEVNULL,
         env={**environ, "TERM": "xterm"},
@@ -307,7 +307,7 @@ def progress_in_terminal(*words: str) -> tuple[str, str]:
     """
     leader, follower = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", *words],
+        [command_of_tests("otel-torch"), *words],
         stdout=subprocess.PIPE,
         stderr=follower,
         env={**os.environ, "TERM": "xterm"},

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from otel_torch.parity.diff import diff
+from tests.interpreters import command_of_tests
 from tests.support import progress_in_terminal, recording_to
 
 KEYS = [
@@ -43,7 +44,7 @@ def command(*arguments, cwd=None, **variables):
         if not name.startswith(("OTEL_", "FASTVIDEO_")) and name != "RANK"
     }
     return subprocess.run(
-        [sys.executable, "-m", "otel_torch", "diff", *map(str, arguments)],
+        [command_of_tests("otel-torch"), "diff", *map(str, arguments)],
         env={**environ, **variables}, cwd=cwd, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from otel_torch import __version__
 from otel_torch.cli import doctor
 from otel_torch.cli import main as cli
 from otel_torch.settings import Settings
+from tests.interpreters import command_of_tests
 
 SECRET = "hunter2"
 
@@ -39,7 +40,7 @@ def undelivered(monkeypatch):
 
 def call(*arguments, **variables):
     return subprocess.run(
-        [sys.executable, "-m", "otel_torch", *arguments],
+        [command_of_tests("otel-torch"), *arguments],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -111,7 +112,7 @@ def test_a_command_does_not_record_itself(name, tmp_path):
         "    def __init__(self):\n        super().__init__(2, 2)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", *COMMANDS_THAT_IMPORT_TORCH[name]],
+        [command_of_tests("otel-torch"), *COMMANDS_THAT_IMPORT_TORCH[name]],
         env={**os.environ, "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": "recorded/run.jsonl"},
         cwd=tmp_path,
         capture_output=True,

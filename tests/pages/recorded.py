@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.interpreters import command_of_tests
 from tests.support import environment, run_python
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def record(folder: Path) -> Recorded:
 def command(folder: Path, *words: str, status: int = 0) -> None:
     """Run `otel-torch` as a person does."""
     done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", *words], cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"),
+        [command_of_tests("otel-torch"), *words], cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr

@@ -21,6 +21,7 @@ from otel_torch import scan
 from otel_torch.cli.main import main
 from otel_torch.sources.modules.module_names import named_modules
 from otel_torch.sources.tensors.values import walk
+from tests.interpreters import command_of_tests
 from tests.otlp_receiver import Receiver
 from tests.support import in_terminal, recording, run_python
 
@@ -845,7 +846,7 @@ def test_the_command_itself_is_not_recorded(program, tmp_path):
         "OTEL_TORCH_ENABLED": "1",
         "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl"),
     }
-    command = [sys.executable, "-m", "otel_torch", "scan", f"{program}:build"]
+    command = [command_of_tests("otel-torch"), "scan", f"{program}:build"]
     result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
     assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith(
         "Block: 2 modules"

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from otel_torch.telemetry.otlp.otlp_json import NotOtlp, read_line, write_line
 from otel_torch.telemetry.otlp.otlp_requests import count_items, take_items
+from tests.interpreters import command_of_tests
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
 from tests.support import PROGRAMS, environment, lines, run_python
@@ -488,7 +488,7 @@ def test_descriptors_of_an_older_protobuf_tell_lists_too() -> None:
 def test_the_folder_is_among_what_the_doctor_looks_at(tmp_path: Path) -> None:
     variables = environment(tmp_path, OTEL_TORCH_OTLP_FILE=os.devnull)
     done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "doctor"],
+        [command_of_tests("otel-torch"), "doctor"],
         env=variables,
         capture_output=True,
         text=True,
