@@ -1,10 +1,10 @@
 """Stands in for `python` in a command: has a warm interpreter fork what it was called to run, and ends as that does.
 
-    python -IS forked_python.py PYTHON ADDRESS VARIABLES STAND_IN WORD…
+    python -IS forked_python.py PYTHON ADDRESS VARIABLES STAND_IN FOLDERS WORD…
 
 PYTHON runs what cannot be forked: other options than `-u` and `-m`, and programs in whose environment
 Python or torch would load otherwise than the interpreter at ADDRESS did, with VARIABLES. STAND_IN is
-what the program finds as `sys.executable`.
+what the program finds as `sys.executable`, and FOLDERS are on its path after those of PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -58,15 +58,18 @@ def loads_alike(variables: Mapping[str, str], warm: Mapping[str, str]) -> bool:
     return known == other and added_folders(variables, warm) is not None
 
 
-def main(python: str, address: str, variables: str, stand_in: str, *words: str) -> None:
+def main(
+    python: str, address: str, variables: str, stand_in: str, folders: str, *words: str
+) -> None:
     argv = list(words[1:] if words[:1] == ("-u",) else words)
     is_program = bool(argv) and (argv[0] == "-m" or not argv[0].startswith("-"))
     warm_variables = json.loads(variables)
-    if not is_program or not loads_alike(os.environ, warm_variables):
+    added = added_folders(os.environ, warm_variables)
+    if not is_program or added is None or not loads_alike(os.environ, warm_variables):
         os.execv(python, [python, *words])
     request = {
         "argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "is_taken_apart": False, "executable": stand_in,
-        "added_folders": added_folders(os.environ, warm_variables),
+        "added_folders": [*added, *filter(None, folders.split(os.pathsep))],
     }  # fmt: skip
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as warm:
         warm.connect("\0" + address)

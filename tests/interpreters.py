@@ -45,7 +45,8 @@ from tests.forked_python import added_folders, loads_alike, read_at_load
 
 SERVER = Path(__file__).with_name("warm_interpreter.py")
 STAND_IN = Path(__file__).with_name("forked_python.py")
-# what a warm interpreter imports, each hidden from the program until the program imports it too
+# what a warm interpreter imports, each hidden from the program until the program imports it too; not grpc, which reads
+# once what it may log
 OPENTELEMETRY = (
     "opentelemetry.sdk.trace",
     "opentelemetry.sdk.metrics",
@@ -53,7 +54,6 @@ OPENTELEMETRY = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http._log_exporter",
-    "grpc",
 )
 TORCH = (
     "torch",
@@ -108,21 +108,14 @@ class WarmInterpreter:
             remote.close()
         return Program(argv, reply, out[0], err[0])
 
-    def write_stand_ins(self, folder: Path) -> None:
-        """Write commands `python` and `otel-torch` whose programs this interpreter forks."""
-        variables = json.dumps(read_at_load(self._environment))
+    def write_python(self, command: Path, python: Path, folders: Sequence[Path] = ()) -> None:
+        """Write a command that forks programs, with more folders on their path, and leaves the rest to `python`."""
         words = [
-            sys.executable,
-            "-IS",
-            str(STAND_IN),
-            sys.executable,
-            self._address,
-            variables,
-            str(folder / "python"),
-        ]
-        for name, module in (("python", ""), ("otel-torch", "-m otel_torch")):
-            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} {module} "$@"\n')
-            (folder / name).chmod(0o755)
+            sys.executable, "-IS", str(STAND_IN), str(python), self._address,
+            json.dumps(read_at_load(self._environment)), str(command), os.pathsep.join(map(str, folders)),
+        ]  # fmt: skip
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        command.chmod(0o755)
 
     def close(self) -> None:
         self._control.close()
@@ -217,13 +210,22 @@ def folder_of_commands() -> Path:
         return Path(sys.executable).parent
     folder = tempfile.TemporaryDirectory(prefix="python-of-tests-")
     atexit.register(folder.cleanup)
-    warm.write_stand_ins(Path(folder.name))
+    warm.write_python(Path(folder.name, "python"), Path(sys.executable))
+    command = Path(folder.name, "otel-torch")
+    command.write_text('#!/bin/sh\nexec "${0%/*}/python" -m otel_torch "$@"\n')
+    command.chmod(0o755)
     return Path(folder.name)
 
 
 def command_of_tests(name: str) -> str:
     """Return the path of `python` or `otel-torch` in `folder_of_commands`."""
     return str(folder_of_commands() / name)
+
+
+def fork_programs_of(python: Path, folders: Sequence[Path]) -> None:
+    """Have the programs of an environment forked where that is possible, with these folders on their path."""
+    if (warm := warm_interpreter(TORCH, os.environ)) is not None:
+        warm.write_python(python, python.rename(python.with_name("fresh-python")), folders)
 
 
 def run_script(

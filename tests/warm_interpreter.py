@@ -334,11 +334,12 @@ if __name__ == "__main__":
     gc.enable()
     gc.freeze()  # copies share what was imported, and their collections pass it over
     accepted = serve(socket.socket(fileno=0), socket.socket(fileno=int(sys.argv[1])))
-    if accepted is not None:
-        become(*accepted)
-        early.hide()
-        exec(START_UP_FILE.read_text(), {})
-        if any(Path(each, "sitecustomize.py").exists() for each in accepted[0]["added_folders"]):
-            sys.modules.pop("sitecustomize", None)
-            importlib.import_module("sitecustomize")
-        run(accepted[0]["argv"], accepted[0]["is_taken_apart"])
+    if accepted is None:
+        os._exit(0)
+    become(*accepted)
+    early.hide()
+    exec(START_UP_FILE.read_text(), {})
+    if any(Path(each, "sitecustomize.py").exists() for each in accepted[0]["added_folders"]):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
+    run(accepted[0]["argv"], accepted[0]["is_taken_apart"])
