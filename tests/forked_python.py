@@ -33,6 +33,8 @@ READ_AT_LOAD = (
 )
 # set where torch compiles, in the tests' own process as well, and by torchrun; read at use
 SET_BY_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC_", "TORCH_NCCL_")
+# what a forked program takes over itself
+TAKEN_OVER = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": ""}
 
 
 def read_at_load(variables: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +56,7 @@ def added_folders(variables: Mapping[str, str], warm: Mapping[str, str]) -> list
 
 def loads_alike(variables: Mapping[str, str], warm: Mapping[str, str]) -> bool:
     """Return whether Python and torch load with these variables as they do in a warm interpreter with its own."""
-    known, other = ({**read_at_load(each), "PYTHONPATH": ""} for each in (warm, variables))
+    known, other = (read_at_load(each) | TAKEN_OVER for each in (warm, variables))
     return known == other and added_folders(variables, warm) is not None
 
 

@@ -271,6 +271,7 @@ def become(request: dict, streams: list[int]) -> None:
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # the fork seeds the module `random` itself
     sys.executable = request["executable"]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     sys.argv[:] = request["argv"]
     sys.orig_argv[:] = [sys.executable, *sys.argv]
