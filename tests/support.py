@@ -161,21 +161,31 @@ def work_of(run: Callable[[], Any]) -> Counter[str]:
     return calls
 
 
-def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
-    """Return an environment that switches recording on, without any other variable of ours or
-    OpenTelemetry's.
-    """
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without any variable of ours or OpenTelemetry's."""
     inherited = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
     }
-    inherited |= {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OTEL_TORCH_ENABLED": "1",
-    }
-    return inherited | {"OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")} | variables
+    return inherited | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    """Return a clean environment that switches recording on."""
+    recording = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")}
+    return clean_environment() | recording | variables
+
+
+def run_command(
+    *words: str | Path, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an `otel-torch` command in a clean environment."""
+    command = [command_of_tests("otel-torch"), *map(str, words)]
+    environ = clean_environment() | variables
+    return subprocess.run(
+        command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=240
+    )
 
 
 def run_python(

@@ -41,30 +41,14 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).parents[1])
 # no `after_import` waits for a submodule of these packages, so they become visible all at once
 SHOWN_AT_ONCE = (
-    "numpy",
-    "pandas",
-    "requests",
-    "scipy",
-    "sklearn",
-    "torch",
-    "torchmetrics",
-    "torchvision",
-)
+    "numpy", "pandas", "requests", "scipy", "sklearn", "torch", "torchmetrics", "torchvision",
+)  # fmt: skip
 ROOT = Path(__file__).parents[1]
 START_UP_FILE = ROOT / "packaging" / "otel_torch.pth"
 PACKAGE = "otel_torch"
 # what nearly every recorded program imports, which reads no variable while it is imported
-ROOMS = (
-    "frameworks",
-    "laws",
-    "process",
-    "recording",
-    "regions",
-    "sources",
-    "statistics",
-    "telemetry",
-)
 ROOMS_WITHOUT_TORCH = ("process", "recording", "telemetry")
+ROOMS = (*ROOMS_WITHOUT_TORCH, "frameworks", "laws", "regions", "sources", "statistics")
 
 
 def is_of_the_package(module: str) -> bool:
@@ -205,7 +189,7 @@ def serve(control: socket.socket, listener: socket.socket) -> tuple[dict, list[i
     poll.register(control, select.POLLIN)
     poll.register(listener, select.POLLIN)
     while True:
-        for descriptor, _ in poll.poll():
+        for descriptor, _ in poll.poll()[:1]:  # what the first one closes may be among the others
             if descriptor in connected:  # who asked was killed
                 poll.unregister(descriptor)
                 os.killpg(connected.pop(descriptor), signal.SIGKILL)
@@ -219,21 +203,15 @@ def serve(control: socket.socket, listener: socket.socket) -> tuple[dict, list[i
                 streams, reply = request[1][:3], request[1][3]
                 pid = os.fork()
                 if pid == 0:
-                    if asked is not control:
-                        os.setsid()
                     replies = [pending for _, pending in running.values()]
-                    for inherited in (
-                        control.detach(),
-                        listener.detach(),
-                        reply,
-                        *running,
-                        *replies,
-                    ):
+                    sockets = control.detach(), listener.detach()
+                    for inherited in (*sockets, reply, *running, *replies):
                         os.close(inherited)
                     return request[0], streams
                 if asked is not control:
                     connected[reply] = pid
                     poll.register(reply, 0)
+                    os.setpgid(pid, pid)
                 os.write(reply, f"{pid}\n".encode())
                 process = os.pidfd_open(pid)
                 running[process] = pid, reply

@@ -12,7 +12,7 @@ import pytest
 
 from otel_torch.cli.main import main
 from tests.interpreters import command_of_tests
-from tests.support import environment
+from tests.support import run_command
 
 PROGRAM = dedent("""\
     import torch
@@ -44,11 +44,8 @@ def folder(tmp_path: Path) -> Path:
 
 def bisect(folder: Path, *options: str, port: str = "port.py") -> subprocess.CompletedProcess[str]:
     python = command_of_tests("python")
-    command = [command_of_tests("otel-torch"), "bisect", *options]
-    command += ["--", python, "reference.py", "--", python, port]
-    return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240
-    )
+    words = [*options, "--", python, "reference.py", "--", python, port]
+    return run_command("bisect", *words, cwd=folder)
 
 
 def test_two_faults_in_one_command(folder: Path) -> None:
@@ -175,16 +172,8 @@ def test_ranks_are_compared_with_the_same_ranks(tmp_path: Path) -> None:
     (tmp_path / "port.py").write_text(RANKS.replace("SCALE", "1.0"))
     launch = [command_of_tests("python"), "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node=2"]
-    command = [command_of_tests("otel-torch"), "bisect", "--json", "-"]
-    command += ["--", *launch, "reference.py", "--", *launch, "port.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    words = ["--json", "-", "--", *launch, "reference.py", "--", *launch, "port.py"]
+    done = run_command("bisect", *words, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert answer["healed"] and [fault["proof"] for fault in answer["faults"]] == ["proven"]

@@ -13,8 +13,8 @@ import pytest
 
 from otel_torch.cli.main import main
 from tests.corpora.versions.tiny_environments import make_environment
-from tests.interpreters import command_of_tests, fork_programs_of
-from tests.support import environment
+from tests.interpreters import fork_programs_of
+from tests.support import run_command
 
 OLD = dedent("""\
     import torch
@@ -85,10 +85,7 @@ def environments(
 
 
 def bisect(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [command_of_tests("otel-torch"), "bisect", *words],
-        cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    return run_command("bisect", *words, cwd=folder)
 
 
 def test_the_function_is_named_with_its_patch_and_proven(tmp_path: Path) -> None:

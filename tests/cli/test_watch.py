@@ -27,7 +27,7 @@ from otel_torch.show.live import LiveRun
 from otel_torch.show.live_view import brief_lines, view_json, view_lines
 from otel_torch.show.watched import WatchedRecording
 from tests.interpreters import command_of_tests
-from tests.support import environment, in_terminal, run_python
+from tests.support import environment, in_terminal, run_command, run_python
 
 HOSTILE = "block\x1b[2J"
 TRAIN = """
@@ -322,9 +322,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], message: str) -
     places = {"FOLDER": str(tmp_path / "empty"), "NOTES": str(notes / "notes.jsonl")}
     words = [places.get(word, word) for word in words]
     words = words if "--interval" not in words else [*words, str(tmp_path / "a.jsonl")]
-    done = subprocess.run(
-        [command_of_tests("otel-torch"), "watch", *words], capture_output=True, text=True
-    )
+    done = run_command("watch", *words)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
