@@ -70,9 +70,9 @@ class WarmInterpreter:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._environment = {k: v for k, v in environment.items() if not k.startswith("OTEL_")}
         self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._address = f"otel-torch-tests-{os.getpid()}-{len(modules)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind("\0" + self._address)
+        listener.bind("")  # to an abstract address that the kernel chooses
+        self._address = listener.getsockname()[1:].decode()
         listener.listen()
         with remote, listener:
             self._process = subprocess.Popen(
