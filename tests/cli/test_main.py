@@ -101,8 +101,10 @@ def test_a_command_does_not_record_itself(name, tmp_path):
         "import torch\n\n\nclass Net(torch.nn.Linear):\n"
         "    def __init__(self):\n        super().__init__(2, 2)\n"
     )
-    words = COMMANDS_THAT_IMPORT_TORCH[name]
-    done = run_command(*words, cwd=tmp_path, **environment(tmp_path / "recorded"))
+    # a forked interpreter has imported this package, and hides that its modules wait for each other
+    command = [sys.executable, "-m", "otel_torch", *COMMANDS_THAT_IMPORT_TORCH[name]]
+    environ = environment(tmp_path / "recorded")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done
     expected = {"import": "otel_torch: 1 records in dump.recording.jsonl\n"}
     assert done.stderr == expected.get(name, "")
