@@ -41,10 +41,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tests.forked_python import added_folders, loads_alike, read_at_load
+from tests.programs.forked_python import added_folders, loads_alike, read_at_load
 
 SERVER = Path(__file__).with_name("warm_interpreter.py")
-STAND_IN = Path(__file__).with_name("forked_python.py")
+STAND_IN = Path(__file__).with_name("programs") / "forked_python.py"
 # what a warm interpreter imports, each hidden from the program until the program imports it too; not grpc, which reads
 # once what it may log
 OPENTELEMETRY = (
