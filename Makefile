@@ -137,7 +137,7 @@ backends: $(VENV)/made
 	$(VENV)/bin/python -m tests.e2e.build
 
 e2e: $(VENV)/installed-fastvideo backends
-	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python $(PYTEST) -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
+	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python $(PYTEST) -v -m "e2e or browser" tests/e2e tests/pages tests/exporting $(PYTEST_ARGS)
 
 chaos: $(VENV)/installed-test
 	$(VENV)/bin/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ATTACK),--attack $(ATTACK))

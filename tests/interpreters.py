@@ -1,20 +1,19 @@
 """Runs the tests' programs in child processes: forked from an interpreter that has imported torch and
 this package, or in fresh interpreters.
 
-Forking saves the one to two seconds in which torch is imported, and the tenth of a second in which
-this package is. With `FRESH_INTERPRETERS=1` every program gets a fresh interpreter, and all results
+A forked program takes a tenth of a second; importing torch takes two, and the SDK of OpenTelemetry a
+third of one. With `FRESH_INTERPRETERS=1` every program gets a fresh interpreter, and all results
 must be the same; variables that are read while Python or torch loads have the same effect for one
-program.
+program. Commands that start programs find a `python` of forked programs (`folder_of_commands`).
 
-Fresh in any case (`fresh=True`, or a command that starts Python itself):
-- start-up files, the switch, `-m`, `-c`, standard input, and all commands (test_startup,
-  test_processes, test_cli, test_docs);
+Fresh in any case (`fresh=True`, or a command that starts `sys.executable`):
+- start-up files, the switch, `-m`, `-c`, standard input, and most commands (test_startup,
+  test_processes, tests/cli);
 - spawned and forked children, workers of the compiler, torchrun (test_processes);
 - an end of each kind: normal, Ctrl-C, SIGTERM, a daemon thread (test_processes);
 - programs that import this package before torch, and a run from end to end (test_end_to_end);
 - equal bytes of two runs, because strings hash differently in each interpreter (test_processes,
   test_parity_capture, test_noise);
-- delivery to receivers, and all other programs without torch, which start quickly (`drive`);
 - a run of the torch profiler (test_profiler), a pair of recordings (corpora/test_small), and
   FastVideo (tests/fastvideo).
 
@@ -25,13 +24,16 @@ Forked, but taken apart at the end as a fresh interpreter is (`is_taken_apart=Tr
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -39,27 +41,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from tests.programs.forked_python import added_folders, loads_alike, read_at_load
+
 SERVER = Path(__file__).with_name("warm_interpreter.py")
-# read by the interpreter, by the dynamic linker or by libraries while they are loaded; CUDA reads its
-# own when it is used first, which no warm interpreter does
-READ_AT_LOAD = (
-    "KMP_",
-    "LANG",
-    "LC_",
-    "LD_",
-    "MKL_",
-    "OMP_",
-    "OPENBLAS_",
-    "PYTHON",
-    "PYTORCH_",
-    "TORCH",
+STAND_IN = Path(__file__).with_name("programs") / "forked_python.py"
+# what a warm interpreter imports, each hidden from the program until the program imports it too; not grpc, which reads
+# once what it may log
+OPENTELEMETRY = (
+    "opentelemetry.sdk.trace",
+    "opentelemetry.sdk.metrics",
+    "opentelemetry.sdk._logs",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http._log_exporter",
 )
-# torch sets it where it compiles, in the tests' own process as well, and reads it at use
-SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
-
-
-# what a warm interpreter imports, each hidden from the program until the program imports it too
-TORCH = ("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp")
+TORCH = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    *OPENTELEMETRY,
+)
 
 
 class WarmInterpreter:
@@ -68,24 +70,20 @@ class WarmInterpreter:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._environment = {k: v for k, v in environment.items() if not k.startswith("OTEL_")}
         self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with remote:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind("")  # to an abstract address that the kernel chooses
+        self._address = listener.getsockname()[1:].decode()
+        listener.listen()
+        with remote, listener:
             self._process = subprocess.Popen(
-                [sys.executable, SERVER, *modules],
-                env=self._environment, stdin=remote, stdout=subprocess.DEVNULL,
+                [sys.executable, SERVER, str(listener.fileno()), *modules],
+                env=self._environment, stdin=remote, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
             )  # fmt: skip
         atexit.register(self.close)
 
-    def loads_alike(self, environment: Mapping[str, str]) -> bool:
+    def can_fork(self, environment: Mapping[str, str]) -> bool:
         """Return whether Python and torch would load identically in this environment."""
-
-        def read_at_load(variables: Mapping[str, str]) -> dict[str, str]:
-            return {
-                name: value
-                for name, value in variables.items()
-                if name.startswith(READ_AT_LOAD) and name != SET_BY_TORCH
-            }
-
-        return read_at_load(environment) == read_at_load(self._environment)
+        return loads_alike(environment, self._environment)
 
     def start(
         self,
@@ -99,6 +97,7 @@ class WarmInterpreter:
         reply, remote = socket.socketpair()
         request = {
             "argv": list(argv), "env": dict(env), "cwd": str(cwd), "is_taken_apart": is_taken_apart,
+            "executable": sys.executable, "added_folders": added_folders(env, self._environment),
         }  # fmt: skip
         passed = [null, out[1], err[1], remote.fileno()]
         try:
@@ -108,6 +107,15 @@ class WarmInterpreter:
                 os.close(descriptor)
             remote.close()
         return Program(argv, reply, out[0], err[0])
+
+    def write_python(self, command: Path, python: Path, folders: Sequence[Path] = ()) -> None:
+        """Write a command that forks programs, with more folders on their path, and leaves the rest to `python`."""
+        words = [
+            sys.executable, "-IS", str(STAND_IN), str(python), self._address,
+            json.dumps(read_at_load(self._environment)), str(command), os.pathsep.join(map(str, folders)),
+        ]  # fmt: skip
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        command.chmod(0o755)
 
     def close(self) -> None:
         self._control.close()
@@ -189,7 +197,35 @@ def warm_interpreter(
         if modules not in _warm:
             _warm[modules] = WarmInterpreter(modules, environment)
     interpreter = _warm[modules]
-    return interpreter if interpreter.loads_alike(environment) else None
+    return interpreter if interpreter.can_fork(environment) else None
+
+
+@functools.cache
+def folder_of_commands() -> Path:
+    """Return a folder with `python` and `otel-torch`, whose programs are forked where that is possible: for commands
+    that start programs.
+    """
+    warm = warm_interpreter(TORCH, os.environ)
+    if warm is None:
+        return Path(sys.executable).parent
+    folder = tempfile.TemporaryDirectory(prefix="python-of-tests-")
+    atexit.register(folder.cleanup)
+    warm.write_python(Path(folder.name, "python"), Path(sys.executable))
+    command = Path(folder.name, "otel-torch")
+    command.write_text('#!/bin/sh\nexec "${0%/*}/python" -m otel_torch "$@"\n')
+    command.chmod(0o755)
+    return Path(folder.name)
+
+
+def command_of_tests(name: str) -> str:
+    """Return the path of `python` or `otel-torch` in `folder_of_commands`."""
+    return str(folder_of_commands() / name)
+
+
+def fork_programs_of(python: Path, folders: Sequence[Path]) -> None:
+    """Have the programs of an environment forked where that is possible, with these folders on their path."""
+    if (warm := warm_interpreter(TORCH, os.environ)) is not None:
+        warm.write_python(python, python.rename(python.with_name("fresh-python")), folders)
 
 
 def run_script(

@@ -24,7 +24,7 @@ from otel_torch.process.job import Job, name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
-from tests.interpreters import run_group, run_script
+from tests.interpreters import TORCH, command_of_tests, run_group, run_script
 
 # the programs that tests run: one file each
 PROGRAMS = Path(__file__).with_name("programs")
@@ -161,21 +161,31 @@ def work_of(run: Callable[[], Any]) -> Counter[str]:
     return calls
 
 
-def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
-    """Return an environment that switches recording on, without any other variable of ours or
-    OpenTelemetry's.
-    """
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without any variable of ours or OpenTelemetry's."""
     inherited = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
     }
-    inherited |= {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OTEL_TORCH_ENABLED": "1",
-    }
-    return inherited | {"OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")} | variables
+    return inherited | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    """Return a clean environment that switches recording on."""
+    recording = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")}
+    return clean_environment() | recording | variables
+
+
+def run_command(
+    *words: str | Path, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an `otel-torch` command in a clean environment."""
+    command = [command_of_tests("otel-torch"), *map(str, words)]
+    environ = clean_environment() | variables
+    return subprocess.run(
+        command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=240
+    )
 
 
 def run_python(
@@ -186,6 +196,7 @@ def run_python(
     timeout: float = 240,
     fresh: bool = False,
     is_taken_apart: bool = False,
+    modules: tuple[str, ...] = TORCH,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, or code written to one, in a child process with nothing but environment
@@ -195,6 +206,7 @@ def run_python(
         check: raise where the exit status is not 0.
         fresh: start a new interpreter (see `tests/interpreters.py`).
         is_taken_apart: take all modules apart at the end, as a new interpreter does.
+        modules: what a forked program may have imported before it starts.
     """
     script = code
     if isinstance(code, str):
@@ -205,6 +217,7 @@ def run_python(
         environment(tmp_path, **variables),
         tmp_path,
         timeout,
+        modules,
         fresh=fresh,
         is_taken_apart=is_taken_apart,
     )
@@ -287,7 +300,7 @@ def in_terminal(columns: int, lines: int, *words: str, status: int = 0) -> list[
     termios.tcsetwinsize(follower, (lines, columns))
     environ = {name: value for name, value in os.environ.items() if name not in _TERMINAL_SIZE}
     process = subprocess.Popen(
-        [sys.executable, "-m", "otel_torch", *words],
+        [command_of_tests("otel-torch"), *words],
         stdout=follower,
         stderr=subprocess.DEVNULL,
         env={**environ, "TERM": "xterm"},
@@ -304,7 +317,7 @@ def progress_in_terminal(*words: str) -> tuple[str, str]:
     """
     leader, follower = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", *words],
+        [command_of_tests("otel-torch"), *words],
         stdout=subprocess.PIPE,
         stderr=follower,
         env={**os.environ, "TERM": "xterm"},

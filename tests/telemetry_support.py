@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.records import Record
+from tests.interpreters import OPENTELEMETRY
 from tests.support import PROGRAMS, run_python
 
 # the beginning of a child's program
@@ -16,12 +17,9 @@ DRIVER = (PROGRAMS / "sinks_without_torch.py").read_text()
 def drive(
     tmp_path: Path, code: str, check: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the driver and `code` in a child process; `variables` on top of a clean environment.
-
-    In a fresh interpreter: without torch it starts as quickly as a forked one.
-    """
+    """Run the driver and `code` in a child process; `variables` on top of a clean environment."""
     variables = {"OTEL_TORCH_RUN_ID": "test", "OTEL_SERVICE_NAME": "tests"} | variables
-    return run_python(tmp_path, DRIVER + code, check=check, fresh=True, **variables)
+    return run_python(tmp_path, DRIVER + code, check=check, modules=OPENTELEMETRY, **variables)
 
 
 def make_record(module: str = "layer", **changes: Any) -> Record:

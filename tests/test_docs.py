@@ -11,7 +11,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -19,6 +18,7 @@ import yaml
 import otel_torch
 from otel_torch.cli.main import COMMANDS
 from otel_torch.settings import Settings
+from tests.interpreters import command_of_tests, folder_of_commands
 from tests.otlp_receiver import Receiver
 from tests.sampling import sample
 from tests.support import run_python
@@ -201,7 +201,7 @@ def test_commands_run(page, tmp_path):
         for name, value in os.environ.items()
         if not name.startswith(("OTEL_", "FASTVIDEO_"))
     }
-    environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environ["PATH"]])
+    environ["PATH"] = os.pathsep.join([str(folder_of_commands()), environ["PATH"]])
     printed = None  # by the last block of commands, where that ran here
     for kind, block in BLOCK.findall(page.read_text()):
         if kind == "output" and printed is not None:
@@ -237,7 +237,7 @@ def test_the_gate_of_a_port_stops_a_wrong_one_and_lets_a_right_one_pass(tmp_path
     settings = {name: str(value) for name, value in job["env"].items()}
     own = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     environ = {**own, **settings}
-    environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environ["PATH"]])
+    environ["PATH"] = os.pathsep.join([str(folder_of_commands()), environ["PATH"]])
 
     def run(command):
         command = command.removeprefix("pip install -r requirements.txt && ")
@@ -263,7 +263,7 @@ def test_the_samples_of_the_readme_are_up_to_date(tmp_path):
         OTEL_TORCH_JSONL="otel-torch/quickstart.jsonl",
     )
     shown = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "show", "otel-torch/quickstart.jsonl"],
+        [command_of_tests("otel-torch"), "show", "otel-torch/quickstart.jsonl"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -5,7 +5,8 @@ Importing them takes longer than most of the tests' programs run. `tests/interpr
 this file once per pytest process, with the modules to import as arguments and a socket as standard
 input. Each message on the socket is a program to run: its path, arguments, working directory and
 environment, together with the file descriptors of its standard streams and of a socket for the
-reply. The reply is the process id, then the exit status.
+reply. The reply is the process id, then the exit status. The first argument is the descriptor of a
+socket to which `forked_python.py` connects; such a connection brings one program, and gets its reply.
 
 The forked copy is made to look like a fresh interpreter: modules that were imported early are
 hidden until the program imports them, the start-up file of the package runs first, and the copy
@@ -22,6 +23,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -38,12 +40,15 @@ from pathlib import Path
 # the folder of this file has packages that are called like the standard library's, such as `statistics`
 sys.path[0] = str(Path(__file__).parents[1])
 # no `after_import` waits for a submodule of these packages, so they become visible all at once
-SHOWN_AT_ONCE = ("numpy", "pandas", "scipy", "sklearn", "torch", "torchmetrics", "torchvision")
+SHOWN_AT_ONCE = (
+    "numpy", "pandas", "requests", "scipy", "sklearn", "torch", "torchmetrics", "torchvision",
+)  # fmt: skip
 ROOT = Path(__file__).parents[1]
 START_UP_FILE = ROOT / "packaging" / "otel_torch.pth"
 PACKAGE = "otel_torch"
 # what nearly every recorded program imports, which reads no variable while it is imported
-ROOMS = ("frameworks", "laws", "process", "recording", "regions", "sources", "statistics")
+ROOMS_WITHOUT_TORCH = ("process", "recording", "telemetry")
+ROOMS = (*ROOMS_WITHOUT_TORCH, "frameworks", "laws", "regions", "sources", "statistics")
 
 
 def is_of_the_package(module: str) -> bool:
@@ -60,12 +65,13 @@ def loaded_since(before: Container[str]) -> list[str]:
 
 
 def modules_of_the_package() -> Iterator[str]:
-    """Yield the names of the modules in `ROOMS`, and of the one that starts a session."""
-    for room in ROOMS:
+    """Yield the names of the modules that this interpreter imports, and with torch the one that starts a session."""
+    for room in ROOMS if "torch" in sys.modules else ROOMS_WITHOUT_TORCH:
         for file in sorted((ROOT / PACKAGE / room).rglob("*.py")):
             if file.stem not in ("__init__", "triton_kernel"):  # the latter imports Triton
                 yield ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    yield f"{PACKAGE}.bootstrap"
+    if "torch" in sys.modules:
+        yield f"{PACKAGE}.bootstrap"
 
 
 class EarlyImports:
@@ -175,24 +181,37 @@ def receive(control: socket.socket) -> tuple[dict, list[int]] | None:
     return json.loads(message), list(descriptors)
 
 
-def serve(control: socket.socket) -> tuple[dict, list[int]] | None:
+def serve(control: socket.socket, listener: socket.socket) -> tuple[dict, list[int]] | None:
     """Fork a copy for each request until the tests end; return the request in the copy."""
     running: dict[int, tuple[int, int]] = {}  # by file descriptor of the process: its id, the reply
+    connected: dict[int, int] = {}  # by the descriptor of a connection: the process
     poll = select.poll()
     poll.register(control, select.POLLIN)
+    poll.register(listener, select.POLLIN)
     while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == control.fileno():
-                request = receive(control)
+        for descriptor, _ in poll.poll()[:1]:  # what the first one closes may be among the others
+            if descriptor in connected:  # who asked was killed
+                poll.unregister(descriptor)
+                os.killpg(connected.pop(descriptor), signal.SIGKILL)
+            elif descriptor in (control.fileno(), listener.fileno()):
+                asked = control if descriptor == control.fileno() else listener.accept()[0]
+                request = receive(asked)
                 if request is None:
                     return None
+                if asked is not control:
+                    request[1].append(asked.detach())
                 streams, reply = request[1][:3], request[1][3]
                 pid = os.fork()
                 if pid == 0:
                     replies = [pending for _, pending in running.values()]
-                    for inherited in (control.detach(), reply, *running, *replies):
+                    sockets = control.detach(), listener.detach()
+                    for inherited in (*sockets, reply, *running, *replies):
                         os.close(inherited)
                     return request[0], streams
+                if asked is not control:
+                    connected[reply] = pid
+                    poll.register(reply, 0)
+                    os.setpgid(pid, pid)
                 os.write(reply, f"{pid}\n".encode())
                 process = os.pidfd_open(pid)
                 running[process] = pid, reply
@@ -201,6 +220,8 @@ def serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                     os.close(stream)
             else:
                 pid, reply = running.pop(descriptor)
+                if connected.pop(reply, None):
+                    poll.unregister(reply)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 poll.unregister(descriptor)
                 try:
@@ -227,9 +248,17 @@ def become(request: dict, streams: list[int]) -> None:
     tempfile.tempdir = None
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # the fork seeds the module `random` itself
+    sys.executable = request["executable"]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
     sys.argv[:] = request["argv"]
     sys.orig_argv[:] = [sys.executable, *sys.argv]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    if sys.argv[0] == "-m":
+        del sys.argv[1]
+        sys.path[0] = os.getcwd()
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    sys.path[1:1] = request["added_folders"]
 
 
 def end(status: object) -> None:
@@ -246,13 +275,17 @@ def end(status: object) -> None:
     os._exit((status or 0) & 0xFF)
 
 
-def run(script: str, is_taken_apart: bool) -> None:
-    """Run `script` as the main module; print a traceback without this file's frames."""
+def run(argv: list[str], is_taken_apart: bool) -> None:
+    """Run a script, or `-m` and a module, as the main module; print a traceback without this file's frames."""
+    script = os.path.abspath(argv[0])
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=script, __builtins__=__builtins__)
     sys.modules["__main__"] = main
     try:
-        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+        if argv[0] == "-m":
+            runpy._run_module_as_main(argv[1])
+        else:
+            exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
     except SystemExit as error:
         if is_taken_apart:
             raise
@@ -272,16 +305,20 @@ def run(script: str, is_taken_apart: bool) -> None:
 if __name__ == "__main__":
     gc.disable()  # imports leave no garbage
     early = EarlyImports()
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         early.load(name)
     early.load_package()
     early_finalizers = list(weakref.finalize._registry)
     gc.collect()
     gc.enable()
     gc.freeze()  # copies share what was imported, and their collections pass it over
-    accepted = serve(socket.socket(fileno=0))
-    if accepted is not None:
-        become(*accepted)
-        early.hide()
-        exec(START_UP_FILE.read_text(), {})
-        run(accepted[0]["argv"][0], accepted[0]["is_taken_apart"])
+    accepted = serve(socket.socket(fileno=0), socket.socket(fileno=int(sys.argv[1])))
+    if accepted is None:
+        os._exit(0)
+    become(*accepted)
+    early.hide()
+    exec(START_UP_FILE.read_text(), {})
+    if any(Path(each, "sitecustomize.py").exists() for each in accepted[0]["added_folders"]):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
+    run(accepted[0]["argv"], accepted[0]["is_taken_apart"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from otel_torch.cli.main import main
-from tests.support import environment
+from tests.interpreters import command_of_tests
+from tests.support import run_command
 
 PROGRAM = dedent("""\
     import torch
@@ -42,14 +42,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def bisect(
-    folder: Path, *options: str, port: tuple[str, ...] = (sys.executable, "port.py")
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "otel_torch", "bisect", *options]
-    command += ["--", sys.executable, "reference.py", "--", *port]
-    return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240
-    )
+def bisect(folder: Path, *options: str, port: str = "port.py") -> subprocess.CompletedProcess[str]:
+    python = command_of_tests("python")
+    words = [*options, "--", python, "reference.py", "--", python, port]
+    return run_command("bisect", *words, cwd=folder)
 
 
 def test_two_faults_in_one_command(folder: Path) -> None:
@@ -77,10 +73,11 @@ def test_two_faults_in_one_command(folder: Path) -> None:
     assert "Error by depth, as the port is" in page
     assert "Error by depth, with all that was healed" in page
     (step,) = answer["next"]
+    python = command_of_tests("python")
     assert step["command"] == [
-        "otel-torch", "bisect", "--", sys.executable, "reference.py", "--", sys.executable, "port.py"
+        "otel-torch", "bisect", "--", python, "reference.py", "--", python, "port.py"
     ]  # fmt: skip
-    assert f"\n  otel-torch bisect -- {sys.executable} reference.py -- " in done.stdout
+    assert f"\n  otel-torch bisect -- {python} reference.py -- " in done.stdout
     (run,) = json.loads((folder / "answer.sarif").read_text())["runs"]
     lines = [
         result["locations"][0]["physicalLocation"]["region"]["startLine"]
@@ -92,11 +89,10 @@ def test_two_faults_in_one_command(folder: Path) -> None:
 
 
 def test_a_match_and_what_an_earlier_call_has_run(folder: Path) -> None:
-    same = (sys.executable, "reference.py")
-    first = bisect(folder, "--keep", port=same)
+    first = bisect(folder, "--keep", port="reference.py")
     assert first.returncode == 0, first.stderr
     assert "✓ The port matches the reference" in first.stdout
-    again = bisect(folder, "--resume", "--json", "-", port=same)
+    again = bisect(folder, "--resume", "--json", "-", port="reference.py")
     answer = json.loads(again.stdout)
     assert (again.returncode, answer["verdict"], answer["next"]) == (0, "match", [])
     assert (folder / "runs").read_text() == "xx"  # twice in all
@@ -174,17 +170,10 @@ RANKS = dedent("""\
 def test_ranks_are_compared_with_the_same_ranks(tmp_path: Path) -> None:
     (tmp_path / "reference.py").write_text(RANKS.replace("SCALE", "0.5"))
     (tmp_path / "port.py").write_text(RANKS.replace("SCALE", "1.0"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", "otel_torch", "bisect", "--json", "-"]
-    command += ["--", *launch, "reference.py", "--", *launch, "port.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    launch = [command_of_tests("python"), "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node=2"]
+    words = ["--json", "-", "--", *launch, "reference.py", "--", *launch, "port.py"]
+    done = run_command("bisect", *words, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert answer["healed"] and [fault["proof"] for fault in answer["faults"]] == ["proven"]

@@ -13,7 +13,8 @@ import pytest
 
 from otel_torch.cli.main import main
 from tests.corpora.versions.tiny_environments import make_environment
-from tests.support import environment
+from tests.interpreters import fork_programs_of
+from tests.support import run_command
 
 OLD = dedent("""\
     import torch
@@ -67,35 +68,30 @@ def install(folder: Path, version: str, source: str) -> Path:
     return folder
 
 
-def environments(folder: Path, version: str, source: str, old_source: str = OLD) -> tuple[str, str]:
+def environments(
+    folder: Path, version: str, source: str, old_source: str = OLD, fresh: bool = False
+) -> tuple[str, str]:
     """Write the program, and make an old and a new environment; return their interpreters."""
     (folder / "train.py").write_text(PROGRAM)
     old = install(folder / "old", "1.0", old_source)
     new = install(folder / "new", version, source)
-    return (
-        str(make_environment(folder / "venv-old", [old])),
-        str(make_environment(folder / "venv-new", [new])),
-    )
-
-
-@pytest.fixture
-def pythons(tmp_path: Path) -> tuple[str, str]:
-    return environments(tmp_path, "2.0", NEW)
+    pythons = []
+    for name, package in (("venv-old", old), ("venv-new", new)):
+        python = make_environment(folder / name, [package])
+        if not fresh:
+            fork_programs_of(python, [package])
+        pythons.append(str(python))
+    return pythons[0], pythons[1]
 
 
 def bisect(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "otel_torch", "bisect", *words],
-        cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    return run_command("bisect", *words, cwd=folder)
 
 
-def test_the_function_is_named_with_its_patch_and_proven(
-    tmp_path: Path, pythons: tuple[str, str]
-) -> None:
+def test_the_function_is_named_with_its_patch_and_proven(tmp_path: Path) -> None:
+    old, new = environments(tmp_path, "2.0", NEW, fresh=True)
     installed = [tmp_path / side / "tinynet" / "__init__.py" for side in ("old", "new")]
     sources = [path.read_text() for path in installed]
-    old, new = pythons
     done = bisect(
         tmp_path, "--python-a", old, "--python-b", new, "--json", "answer.json", "--", "train.py"
     )

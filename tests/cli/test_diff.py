@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from otel_torch.parity.diff import diff
-from tests.support import progress_in_terminal, recording_to
+from tests.support import progress_in_terminal, recording_to, run_command
 
 KEYS = [
     "schema",
@@ -35,17 +36,7 @@ KEYS = [
 ]
 
 
-def command(*arguments, cwd=None, **variables):
-    """Run `otel-torch diff`."""
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OTEL_", "FASTVIDEO_")) and name != "RANK"
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "otel_torch", "diff", *map(str, arguments)],
-        env={**environ, **variables}, cwd=cwd, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+command = partial(run_command, "diff")
 
 
 class Transformer(nn.Module):

@@ -16,6 +16,7 @@ from otel_torch import __version__
 from otel_torch.cli import doctor
 from otel_torch.cli import main as cli
 from otel_torch.settings import Settings
+from tests.support import environment, run_command
 
 SECRET = "hunter2"
 
@@ -34,16 +35,6 @@ def undelivered(monkeypatch):
         doctor,
         "CHECKS",
         tuple(check for check in doctor.CHECKS if check is not doctor.find_delivery),
-    )
-
-
-def call(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "otel_torch", *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
 
 
@@ -67,7 +58,7 @@ def test_every_command_has_help(name, capsys):
 
 
 def test_version():
-    result = call("--version")
+    result = run_command("--version")
     assert (result.returncode, result.stdout) == (0, f"otel-torch {__version__}\n")
 
 
@@ -84,7 +75,7 @@ def test_version():
     ],
 )
 def test_bad_usage_is_status_2_and_one_line(arguments, reported):
-    result = call(*arguments)
+    result = run_command(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("otel_torch: ") and reported in line
@@ -110,14 +101,10 @@ def test_a_command_does_not_record_itself(name, tmp_path):
         "import torch\n\n\nclass Net(torch.nn.Linear):\n"
         "    def __init__(self):\n        super().__init__(2, 2)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", *COMMANDS_THAT_IMPORT_TORCH[name]],
-        env={**os.environ, "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": "recorded/run.jsonl"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    # a forked interpreter has imported this package, and hides that its modules wait for each other
+    command = [sys.executable, "-m", "otel_torch", *COMMANDS_THAT_IMPORT_TORCH[name]]
+    environ = environment(tmp_path / "recorded")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done
     expected = {"import": "otel_torch: 1 records in dump.recording.jsonl\n"}
     assert done.stderr == expected.get(name, "")
@@ -144,7 +131,7 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error():
 
 def test_run_passes_on_the_program_s_options_and_accepts_a_double_dash(tmp_path):
     for separator in ([], ["--"]):
-        result = call(
+        result = run_command(
             "run",
             *separator,
             sys.executable,

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -27,6 +26,7 @@ from otel_torch.telemetry.otlp import replay
 from otel_torch.telemetry.otlp.replay import ReplayOutcome
 from otel_torch.telemetry.otlp.replay_endpoint import Endpoint, RateLimit
 from otel_torch.telemetry.otlp.send_progress import Ranges
+from tests.interpreters import command_of_tests
 from tests.otlp_contents import CLASSES, items, read
 from tests.otlp_receiver import Receiver
 from tests.support import environment, run_python
@@ -39,7 +39,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 def start_send(tmp_path: Path, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
     environ = environment(tmp_path, **variables) | {"OTEL_TORCH_ENABLED": "0"}
-    command = [sys.executable, "-m", "otel_torch", "send", *map(str, arguments)]
+    command = [command_of_tests("otel-torch"), "send", *map(str, arguments)]
     return subprocess.Popen(
         command,
         env=environ,

@@ -26,12 +26,14 @@ from otel_torch.show import watched as watched_module
 from otel_torch.show.live import LiveRun
 from otel_torch.show.live_view import brief_lines, view_json, view_lines
 from otel_torch.show.watched import WatchedRecording
-from tests.support import environment, in_terminal, run_python
+from tests.interpreters import command_of_tests
+from tests.support import environment, in_terminal, run_command, run_python
 
 HOSTILE = "block\x1b[2J"
 TRAIN = """
 import torch
 from torch import nn
+from tests.interpreters import command_of_tests
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
@@ -66,7 +68,7 @@ def watched(*lines: bytes, state: str = "running", **metadata: Any) -> WatchedRe
 
 @contextmanager
 def watching(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "otel_torch", "watch", "--interval", "0.02", *map(str, words)]
+    command = [command_of_tests("otel-torch"), "watch", "--interval", "0.02", *map(str, words)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -320,9 +322,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], message: str) -
     places = {"FOLDER": str(tmp_path / "empty"), "NOTES": str(notes / "notes.jsonl")}
     words = [places.get(word, word) for word in words]
     words = words if "--interval" not in words else [*words, str(tmp_path / "a.jsonl")]
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "watch", *words], capture_output=True, text=True
-    )
+    done = run_command("watch", *words)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from otel_torch.parity.finding import CodeLine
 from tests.corpora import corpus_of
 from tests.corpora.case import Case, Right, Run
 from tests.corpora.judge_lines import Half
+from tests.interpreters import command_of_tests
 from tests.reports.robot import Robot
 from tests.support import run_python
 
@@ -31,7 +31,7 @@ def follow(case: Case, folder: Path) -> dict[str, Any]:
     """Return the last answer to a case."""
     runs: dict[str, Run | None] = {"REFERENCE": case.reference, "PORT": case.port}
     programs = {
-        f"{name}_COMMAND": [sys.executable, str(run.program), *run.arguments]
+        f"{name}_COMMAND": [command_of_tests("python"), str(run.program), *run.arguments]
         for name, run in runs.items()
         if run is not None
     }

@@ -18,8 +18,6 @@ from otel_torch.exporting.profile_messages import new_profile
 from tests.pages.spans import line, span
 from tests.support import metadata, run_python
 
-needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="needs go tool pprof")
-
 
 def export(recording: Path, path: Path) -> dict[tuple[str, ...], list[int]]:
     """Return the values of each stack, the outermost frame first, with the rank before it."""
@@ -44,7 +42,8 @@ def pprof(path: Path, *options: str) -> str:
     ).stdout
 
 
-@needs_go
+@pytest.mark.e2e  # Go builds the tool when it is first called, which takes longer than all other tests of exports
+@pytest.mark.skipif(shutil.which("go") is None, reason="needs go tool pprof")
 def test_pprof_reads_regions_steps_and_modules(ranks, tmp_path):
     path = tmp_path / "run.pb.gz"
     export(ranks, path)

@@ -6,10 +6,11 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import duckdb
 import pytest
+
+from tests.interpreters import folder_of_commands
 
 SHOW = (pathlib.Path(__file__).parents[2] / "docs" / "show.md").read_text()
 PAGE = SHOW.partition("\n## In other tools\n")[2]
@@ -20,7 +21,7 @@ def answers(tmp_path_factory):
     """Return the columns and rows of each query."""
     folder = tmp_path_factory.mktemp("page")
     (commands,) = re.findall(r"^```sh\n(.*?)^```", PAGE, re.S | re.M)
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(folder_of_commands()), os.environ["PATH"]])
     own = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     subprocess.run(
         ["bash", "-euc", commands], cwd=folder, env=own | {"PATH": path}, check=True, timeout=300

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.interpreters import run_script
+from tests.interpreters import command_of_tests, run_script
 from tests.support import checked, environment, lines, metadata
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -90,7 +91,19 @@ def _run(folder: Path, program: str, ranks: int, variables: dict[str, str]) -> A
     env = environment(folder, **settings)
     env["PYTHONPATH"] = os.pathsep.join([str(PROGRAMS), *filter(None, [env.get("PYTHONPATH")])])
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
-    return checked(run_script(command, env, folder, TIMEOUT_S, WARM, fresh=ranks > 1))
+    if ranks == 1:
+        return checked(run_script(command, env, folder, TIMEOUT_S, WARM))
+    return checked(
+        subprocess.run(
+            [command_of_tests("python"), *command],
+            env=env,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    )
 
 
 def _checks(output: str) -> list[str]:

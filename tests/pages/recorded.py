@@ -7,12 +7,10 @@ The program is the one of docs/show.md, taken from there.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import environment, run_python
+from tests.support import run_command, run_python
 
 ROOT = Path(__file__).parents[2]
 STATISTICS = "abs_mean,min,max,std,nonfinite,histogram"
@@ -60,8 +58,5 @@ def record(folder: Path) -> Recorded:
 
 def command(folder: Path, *words: str, status: int = 0) -> None:
     """Run `otel-torch` as a person does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", *words], cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = run_command(*words, cwd=folder)
     assert done.returncode == status, done.stdout + done.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from otel_torch.recording.isolation_pairing import Pairing
 from otel_torch.recording.tensor_files import TensorFolder, tensor_key
 from otel_torch.sources.interventions.isolation import rebuilt
 from otel_torch.sources.tensors.values import walk
-from tests.support import PROGRAMS, environment, lines, metadata, recording, run_python
+from tests.support import PROGRAMS, lines, metadata, recording, run_command, run_python
 
 pytest.importorskip("safetensors")
 
@@ -44,10 +43,7 @@ def record(
 
 def diff(folder: Path, *arguments: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
     """Run `otel-torch diff` in `folder`; return its JSON report and the finished process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "diff", *arguments, "--json", "diff.json"],
-        cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_command("diff", *arguments, "--json", "diff.json", cwd=folder)
     assert done.returncode in (0, 1), done.stderr
     return json.loads((folder / "diff.json").read_text()), done
 
@@ -375,10 +371,8 @@ def test_show_lists_operations_and_diff_passes_over_them(reference: Path) -> Non
     record(reference, "watched", "port", OTEL_TORCH_OPERATIONS=r"^blocks\.1\.attention$")
     report, _ = diff(reference, "reference.jsonl", "watched.jsonl")
     assert (report["verdict"], report["pairs"]) == ("match", plain["pairs"])
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "show", "watched.jsonl", "--module", r"^blocks\.1\.attention$", "--step", "0"],
-        cwd=reference, env=environment(reference, OTEL_TORCH_ENABLED="0"), capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    words = ["watched.jsonl", "--module", r"^blocks\.1\.attention$", "--step", "0"]
+    done = run_command("show", *words, cwd=reference)
     shown = [line.split() for line in done.stdout.splitlines() if "op[" in line]
     assert len(shown) == sum(
         row["tensor"].startswith("op[") and row["step"] == 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,11 @@ import torch
 from torch import nn
 
 import otel_torch
-from otel_torch.bisecting.processes import CommandPrograms
 from otel_torch.cli.main import main
 from otel_torch.parity.finding import Report
 from otel_torch.parity.report.next_steps import next_steps
 from otel_torch.parity.report.text import render_text
+from tests.interpreters import command_of_tests
 from tests.reports.robot import Robot
 from tests.reports.sides import PROGRAMS, command, diff, record
 from tests.sampling import sample
@@ -160,27 +159,16 @@ def place_of(report: Report) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", sample(LINES, 2))
-def test_a_robot_that_knows_nothing_but_next_finds_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_robot_that_knows_nothing_but_next_finds_the_line(tmp_path: Path, kind: str) -> None:
     prog = PROGRAMS / "next" / "prog.py"
     programs = {
-        f"{name}_COMMAND": [sys.executable, str(prog), side, kind]
+        f"{name}_COMMAND": [command_of_tests("python"), str(prog), side, kind]
         for name, side in (("REFERENCE", "ref"), ("PORT", "port"))
     }
 
     def start(words: Sequence[str], settings: Mapping[str, str]) -> object:
         return run_python(tmp_path, Path(words[1]), *words[2:], **settings)
 
-    def start_for_bisect(
-        programs: object, words: Sequence[str], folder: Path, side: str, title: str, settings: Mapping[str, str]
-    ) -> float:  # fmt: skip
-        variables = {f"OTEL_TORCH_{name.upper()}": value for name, value in settings.items()}
-        start(words, variables | {"OTEL_TORCH_JSONL": str(folder.resolve() / "recording.jsonl")})
-        return 0.0
-
-    # forked, as all programs here: `tests/cli/test_bisect.py` runs real commands
-    monkeypatch.setattr(CommandPrograms, "_start", start_for_bisect)
     for words, file in zip(programs.values(), ("ref.jsonl", "port.jsonl"), strict=True):
         start(words, {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": file})
     answer = Robot(tmp_path, programs, start).follow(

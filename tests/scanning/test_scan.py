@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import random
-import subprocess
 import sys
 import threading
 import weakref
@@ -837,20 +836,6 @@ def test_a_selection_of_modules_that_never_run_is_an_error(capsys, tmp_path, pro
         "the selected modules of Block (unused) are never called by this forward"
         in capsys.readouterr().err
     )
-
-
-def test_the_command_itself_is_not_recorded(program, tmp_path):
-    environ = {
-        **os.environ,
-        "OTEL_TORCH_ENABLED": "1",
-        "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl"),
-    }
-    command = [sys.executable, "-m", "otel_torch", "scan", f"{program}:build"]
-    result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
-    assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith(
-        "Block: 2 modules"
-    )
-    assert not (tmp_path / "run.jsonl").exists()
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from otel_torch.rendering.table import Line, escape, format_table, supports_colo
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read_rows import read_rows
 from otel_torch.statistics.table import derive
-from tests.support import in_terminal, progress_in_terminal
+from tests.support import in_terminal, progress_in_terminal, run_command
 
 
 def row(module="block", step=0, **fields):
@@ -284,13 +281,7 @@ def test_in_a_terminal_no_row_is_wider_than_it(recording, columns):
 
 def test_in_a_pipe_names_are_whole_and_no_column_is_left_out(recording):
     path = recording(*[row(name, mean=0.5, std=1.0) for name in LONG_NAMES])
-    shown = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "show", path],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "40"},
-        timeout=60,
-    )
+    shown = run_command("show", path, COLUMNS="40")
     assert all(name in shown.stdout for name in LONG_NAMES)
     assert "std" in shown.stdout and "no room" not in shown.stdout
 
@@ -308,8 +299,7 @@ def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recordin
     out, shown = progress_in_terminal("show", path, "--json")
     assert "\x1b" not in out
     assert "4,096 records read" in shown and shown.endswith("\r\x1b[K") and "\n" not in shown
-    command = [sys.executable, "-m", "otel_torch", "show", path, "--json"]
-    assert subprocess.run(command, capture_output=True, timeout=120).stderr == b""
+    assert run_command("show", path, "--json").stderr == ""
 
 
 def test_columns_line_up_whatever_the_script():

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 import otel_torch
 from tests.corpora.case import SIDE
+from tests.interpreters import command_of_tests
 from tests.reports.sides import command
 from tests.support import environment, recording_to, run_python
 
@@ -161,11 +161,11 @@ def commands(folder: Path, *recordings: str) -> list[str]:
 
 def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a command of a report in a shell, with the programs of the corpus put in."""
-    python = f"{shlex.quote(sys.executable)} {shlex.quote(str(SIDE))} causes"
+    python = f"{command_of_tests('python')} {shlex.quote(str(SIDE))} causes"
     for word, replacement in {
         "REFERENCE_COMMAND": f"{python} llama reference",
         "PORT_COMMAND": f"{python} llama_rotary_pairs port",
-        "otel-torch": f"{shlex.quote(sys.executable)} -m otel_torch",
+        "otel-torch": command_of_tests("otel-torch"),
     }.items():
         command = re.sub(rf"(?<!\S){word}(?!\S)", lambda _, text=replacement: text, command)
     environ = environment(folder)

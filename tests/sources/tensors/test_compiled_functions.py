@@ -23,8 +23,8 @@ WAYS = {
 
 
 def test_models_in_compiled_functions_are_recorded(tmp_path: Path) -> None:
-    """The compiler is imported while recording, as in a user's program, so nothing is forked."""
-    bare = run_python(tmp_path, PROGRAM, *WAYS, fresh=True, OTEL_TORCH_ENABLED="0")
+    """The compiler is imported while recording, as in a user's program, so that is not forked."""
+    bare = run_python(tmp_path, PROGRAM, *WAYS, OTEL_TORCH_ENABLED="0")
     done = run_python(tmp_path, PROGRAM, *WAYS, fresh=True)
     assert bare.stdout == done.stdout
     calls = Counter(

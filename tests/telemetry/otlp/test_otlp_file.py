@@ -8,8 +8,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from otel_torch.telemetry.otlp.otlp_json import NotOtlp, read_line, write_line
 from otel_torch.telemetry.otlp.otlp_requests import count_items, take_items
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
-from tests.support import PROGRAMS, environment, lines, run_python
+from tests.support import PROGRAMS, environment, lines, run_command, run_python
 from tests.telemetry.otlp.test_delivery import closed_port, lost
 from tests.telemetry_support import drive
 
@@ -486,13 +484,5 @@ def test_descriptors_of_an_older_protobuf_tell_lists_too() -> None:
 
 
 def test_the_folder_is_among_what_the_doctor_looks_at(tmp_path: Path) -> None:
-    variables = environment(tmp_path, OTEL_TORCH_OTLP_FILE=os.devnull)
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "doctor"],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_command("doctor", **environment(tmp_path, OTEL_TORCH_OTLP_FILE=os.devnull))
     assert done.returncode == 2 and f"NO otlp files {os.devnull}" in done.stdout
