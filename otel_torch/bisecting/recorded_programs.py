@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -22,7 +23,13 @@ from otel_torch.bisecting.later_steps import (
     TooManyOperations,
     find_later_step,
 )
-from otel_torch.bisecting.runs import NothingRecorded, ProgramRun, Programs, SideName
+from otel_torch.bisecting.runs import (
+    NothingRecorded,
+    ProgramRun,
+    Programs,
+    RunFailed,
+    SideName,
+)
 from otel_torch.graph.error_model import is_coarse
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.read_graph import read_graph
@@ -88,9 +95,10 @@ class RecordedPrograms:
         if not self._is_made_before(compared.leading):
             return compared
         settings, noise = {side: dict(own) for side, own in self._settings.items()}, self._noise
-        whole = self._from_the_beginning("what enters a model differs", tell)
-        if whole.leading.comparison.faults and not _begins_at_leaf(whole.leading):
-            return whole
+        with suppress(RunFailed):
+            whole = self._from_the_beginning("what enters a model differs", tell)
+            if whole.leading.comparison.faults and not _begins_at_leaf(whole.leading):
+                return whole
         self._settings, self._noise = settings, noise
         return compared
 

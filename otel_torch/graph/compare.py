@@ -6,6 +6,7 @@ graphs -> error model -> equal values -> states -> sources of each side -> fault
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise, product, zip_longest
@@ -183,12 +184,18 @@ class GraphComparison:
         """
         if any(AXIS_LAST in graph.operations for graph in self.graphs):
             return False
-        reference, port = (graph.values for graph in self.graphs)
-        side = self.programs[1].side
+        own, other = (program.side for program in self.programs)
+        reference, port = (graph.values.shape for graph in self.graphs)
+        shapes: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # of what holds the same
+        for group, shape in zip(own.group.tolist(), reference, strict=True):
+            shapes[group].add(shape)
         return any(
-            has_twins(port.shape[value])
-            or not have_same_order(reference.shape[side.partner[value]], port.shape[value])
-            for value in np.flatnonzero(side.relation == REORDERED).tolist()
+            has_twins(port[value])
+            or not all(
+                have_same_order(shape, port[value])
+                for shape in shapes[own.group[other.partner[value]]]
+            )
+            for value in np.flatnonzero(other.relation == REORDERED).tolist()
         )
 
     @property
@@ -410,9 +417,9 @@ def _pair_sources(
         draws_alone = None in pair and any(map(_draws, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
-        is_other = None in pair or not _is_same_kind(programs, *present)
+        is_alike = indices in meet and _is_same_kind(programs, *present)
         order = (
-            weak, draws_alone, not accused, first_end, None in pair, is_other,
+            weak, draws_alone, not accused, first_end, None in pair, not is_alike,
             indices not in meet, rank,
         )  # fmt: skip
         found.append((order, pair))

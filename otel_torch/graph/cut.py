@@ -153,8 +153,9 @@ def _all_misplaced(
     port = comparison.programs[1]
     found = find_misplaced(comparison, fault)
     for another in comparison.faults:
-        begins = begins_of(port, another.port)
-        if another is not fault and any(origin_of(port, value) in others for value in begins):
+        if another is fault or not another.is_certain:
+            continue
+        if any(origin_of(port, value) in others for value in begins_of(port, another.port)):
             more = find_misplaced(comparison, another)
             found = Misplaced(found.nodes | more.nodes, found.leaves | more.leaves)
     return found

@@ -278,7 +278,7 @@ def test_a_program_that_raises_is_one_line() -> None:
 
 def test_a_function_that_computes_nothing_records_nothing() -> None:
     answer = otel_torch.bisect(Model(), lambda x: 0.5, X)
-    assert answer.report.reason == "one of the programs returned nothing that was recorded"
+    assert answer.report.reason == "the port ran no operation of torch, so nothing was recorded"
 
 
 def test_only_faults_of_the_modules_that_are_asked_for() -> None:
