@@ -27,6 +27,7 @@ from otel_torch.graph.cut import (
 )
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import EndPair
+from otel_torch.graph.error_model import JUMP
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts, Part
@@ -219,9 +220,13 @@ class ComparedRank:
         return Exchange(self.reference_key(whole), self._layouts.axes(held, own.port), part)
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
-        """Return whether a result of the port is right here, and wrong in a trial."""
+        """Return whether a result of the port is right here and wrong in a trial, or wrong here and
+        far more so in a trial: what was put there does not belong there.
+        """
         return any(
-            before is not None and before.is_right and not after.is_right
+            before is not None
+            and not after.is_right
+            and (before.is_right or after.error > JUMP * before.error)
             for before, after in self._ends_beside(trial)
         )
 

@@ -55,8 +55,8 @@ class Trial:
         compared: The reference beside the port with the exchanged values.
         healed: Values of the port's leading rank behind the exchange that are right now and were
             not.
-        breaks: A result of the port was right, and is wrong with the exchange: the port needs
-            another value there than the reference has.
+        breaks: A result of the port was right, and is wrong with the exchange, or far more wrong:
+            the port needs another value there than the reference has.
         is_idle: All results of the port are what they were: what differs there does not matter.
         unfit: Why a value could not be put in place; None if all were.
         differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
