@@ -243,7 +243,7 @@ def _leaves_at_fault(rank: ComparedRank) -> set[str]:
     if _begins_at_leaf(rank):
         places = zip(graphs, faults[0].places, strict=True)
         leaves = [(graph, place.leaf) for graph, place in places if place is not None]
-    elif faults and (cut := rank.cut(faults[0])) is not None:
+    elif faults and not rank.is_divided and (cut := rank.cut(faults[0])) is not None:
         leaves = [(graphs[1], -1 - origin) for origin in cut.others if origin < 0]
     return {graph.leaf_kinds[graph.values.leaf[leaf]] for graph, leaf in leaves if leaf != NOTHING}
 

@@ -208,6 +208,8 @@ def _are_called_unequally(programs: Programs, pair: EndPair) -> bool:
     """Return whether one program calls more models than the other, so that an end's number says
     nothing: two images in one batch here, and one after the other there.
     """
+    if any(program.graph.is_split for program in programs):  # each rank has ends of its own
+        return False
     base = pair.name.partition("#")[0]
     first, second = (
         sum(name.partition("#")[0] == base for name in program.graph.end_names)
