@@ -29,8 +29,8 @@ class Misplaced(NamedTuple):
     """What brought operands of the port's place into it.
 
     Attributes:
-        nodes: That only moved what the reference's operand is moved from as well, or made by the
-            operation that makes the reference's, of something else.
+        nodes: That only moved what the reference's operand is moved from as well, made it by the
+            operation that makes the reference's, or made what says too little, such as masks.
         leaves: That may be in each other's place instead, for nothing tells whose they are; and
             wrong ones that led to right operands, for these may be in another order.
     """
@@ -51,16 +51,17 @@ def find_misplaced(comparison: GraphComparison, fault: GraphFault) -> Misplaced:
     reordered = _reordered_leaves(port, node) if fault.explanation.kind == "order" else frozenset()
     if fault.reference is None or fault.reference.leaf != NOTHING:
         return Misplaced(leaves=reordered | _wrong_leaves_behind(port, port.reads[node]))
-    nodes = fault.reference.nodes[0], node
-    reads = _not_at_home(comparison.programs, nodes)
-    does_the_same = reference.operation[nodes[0]] == port.operation[node]
+    places = fault.reference.nodes[0], node
+    reads = _not_at_home(comparison.programs, places)
+    does_the_same = reference.operation[places[0]] == port.operation[node]
     moves = _moves_from_common(comparison.programs, reads)
     if moves is not None:
         return Misplaced(frozenset(moves if does_the_same else ()), reordered)
     leaves = reordered | _wrong_leaves_behind(port, reads[1])
     if does_the_same:
         leaves |= _strange_leaves_behind(comparison, *map(_made_right, comparison.programs, reads))
-    return Misplaced(_made_alike(comparison.programs, reads), leaves)
+    nodes = _made_alike(comparison.programs, reads) | _makers_of_vague(port, reads[1])
+    return Misplaced(nodes, leaves)
 
 
 def _not_at_home(
@@ -122,6 +123,18 @@ def _made_alike(
         other
         for own, other in zip(*makers, strict=False)
         if min(own, other) >= 0 and programs[0].family(own) == programs[1].family(other)
+    )
+
+
+def _makers_of_vague(program: ComparedProgram, reads: Iterable[int]) -> frozenset[int]:
+    """Return the nodes that make what says too little of some values, back to what says more."""
+    is_informed = program.is_informed
+    vague = (read for read in reads if not is_informed[read])
+    behind = made_from(program, vague, lambda value: not is_informed[value])
+    return frozenset(
+        program.maker[value]
+        for value in behind
+        if program.maker[value] >= 0 and not is_informed[value]
     )
 
 
