@@ -33,7 +33,6 @@ HOSTILE = "block\x1b[2J"
 TRAIN = """
 import torch
 from torch import nn
-from tests.interpreters import command_of_tests
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
