@@ -24,8 +24,8 @@ from otel_torch.recording.reader import load_recording
 
 # OTEL_TORCH_STEPS for all steps, in each of which operations are recorded
 EVERY_STEP = "*/1"
-# of how many operations a graph of all steps may consist: recording and comparing as many takes a
-# few minutes
+# of how many operations a graph of all steps may consist: recording as many takes from ten seconds
+# for small tensors to three minutes for those of a million elements
 MOST_OPERATIONS = 100_000
 # settings by which a run holds the inputs and outputs of all outermost forwards
 SETTINGS = {
@@ -43,13 +43,16 @@ class LaterStep(NamedTuple):
         steps: To record in each program, as OTEL_TORCH_STEPS has it: the one before, too.
         tolerance: The relative error that both programs may have brought along to there.
         is_last: Whether all forwards match, and only what comes after them is unknown.
-        is_every: Whether the forwards are other ones in each program, so that all steps count.
     """
 
     steps: Sides[str]
     tolerance: float
     is_last: bool = False
-    is_every: bool = False
+
+    @property
+    def is_every(self) -> bool:
+        """Whether the forwards are other ones in each program, so that all steps count."""
+        return self.steps.port == EVERY_STEP
 
     def __str__(self) -> str:
         if self.is_every:
@@ -122,7 +125,7 @@ def _every_step(
     most = max(own.operations * len(own.steps) // max(len(own.recorded), 1) for own in programs)
     if most > MOST_OPERATIONS:
         return TooManyOperations(most)
-    return LaterStep(Sides(EVERY_STEP, EVERY_STEP), tolerance, is_every=True)
+    return LaterStep(Sides(EVERY_STEP, EVERY_STEP), tolerance)
 
 
 class _RecordedStep(NamedTuple):

@@ -27,7 +27,14 @@ from otel_torch.graph.counterparts import (
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.misplaced import Misplaced, find_misplaced, misplaced_rows
 from otel_torch.graph.row_counterparts import RowCounterpart, find_row_counterparts
-from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram, Programs
+from otel_torch.graph.states import (
+    DOUBTFUL,
+    RIGHT,
+    WRONG,
+    ComparedProgram,
+    Programs,
+    made_with,
+)
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
 # the exchange. Of 40 faults in eight other architectures that are 33, with 12 lines 28.
@@ -184,14 +191,8 @@ def _is_wrong_leaf(program: ComparedProgram, value: int) -> bool:
     """Return whether a leaf is wrong, and nothing right is made from it."""
     if program.maker[value] >= 0 or program.state[value] != WRONG:
         return False
-    waiting, seen = [value], {value}
-    while waiting:
-        made = {own for node in program.readers[waiting.pop()] for own in program.makes[node]}
-        if any(program.state[own] == RIGHT and program.is_informed[own] for own in made):
-            return False
-        waiting += made - seen
-        seen |= made
-    return True
+    made = made_with(program, [value])
+    return not any(program.state[own] == RIGHT and program.is_informed[own] for own in made)
 
 
 def _is_made_wrong(program: ComparedProgram, value: int) -> bool:

@@ -20,8 +20,10 @@ from otel_torch.graph.states import (
     WRONG,
     ComparedProgram,
     before_moves,
+    is_moved,
     made_from,
     made_with,
+    moved_back,
 )
 
 
@@ -96,14 +98,14 @@ def _moves_from_common(
         return None
     nodes: set[int] = set()
     for own, other in zip(*reads, strict=True):
-        behind = made_from(reference, [own], lambda value: _is_moved(reference, value))
+        behind = moved_back(reference, [own])
         common = _groups(reference, (v for v in behind if reference.state[v] == RIGHT))
 
         def is_common(value: int, common: set[int] = common) -> bool:
             return bool(port.state[value] == RIGHT) and int(port.side.group[value]) in common
 
         def goes_on(value: int, is_common: Callable[[int], bool] = is_common) -> bool:
-            return _is_moved(port, value) and not is_common(value)
+            return is_moved(port, value) and not is_common(value)
 
         moved = made_from(port, [other], goes_on)
         if not all(goes_on(value) or is_common(value) for value in moved):
@@ -138,11 +140,6 @@ def _makers_of_vague(program: ComparedProgram, reads: Iterable[int]) -> frozense
     )
 
 
-def _is_moved(program: ComparedProgram, value: int) -> bool:
-    node = program.maker[value]
-    return node >= 0 and bool(program.graph.nodes.moves[node])
-
-
 def _made_right(program: ComparedProgram, reads: Iterable[int]) -> list[int]:
     """Return the values that a node made and that are right."""
     return [read for read in reads if program.maker[read] >= 0 and program.state[read] == RIGHT]
@@ -151,7 +148,7 @@ def _made_right(program: ComparedProgram, reads: Iterable[int]) -> list[int]:
 def _reordered_leaves(program: ComparedProgram, node: int) -> frozenset[int]:
     """Return the leaves that a node reads, if moved, with right numbers in another order."""
     reads = [read for read in program.reads[node] if read >= 0]
-    moved = made_from(program, reads, lambda value: _is_moved(program, value))
+    moved = moved_back(program, reads)
     return frozenset(
         value
         for value in moved
@@ -162,12 +159,10 @@ def _reordered_leaves(program: ComparedProgram, node: int) -> frozenset[int]:
 
 
 def _wrong_leaves_behind(program: ComparedProgram, reads: Iterable[int]) -> frozenset[int]:
-    """Return the wrong leaves of which some values, or what these were moved from, are made without
-    being wrong.
+    """Return the wrong leaves behind those of some values, and of what these were moved from, that
+    are not wrong.
     """
-    moved = made_from(
-        program, (read for read in reads if read >= 0), lambda value: _is_moved(program, value)
-    )
+    moved = moved_back(program, (read for read in reads if read >= 0))
     not_wrong = {value for value in moved if program.state[value] != WRONG}
     behind = made_from(
         program, not_wrong, lambda value: value in not_wrong or program.state[value] != RIGHT

@@ -135,13 +135,20 @@ def made_with(program: ComparedProgram, values: Iterable[int]) -> set[int]:
 def before_moves(program: ComparedProgram, values: Iterable[int]) -> tuple[set[int], set[int]]:
     """Return the nodes that only moved some values, and what they were moved from."""
 
-    def is_moved(value: int) -> bool:
-        node = program.maker[value]
-        return node >= 0 and bool(program.graph.nodes.moves[node])
+    moved = moved_back(program, values)
+    nodes = {program.maker[value] for value in moved if is_moved(program, value)}
+    return nodes, {value for value in moved if not is_moved(program, value)}
 
-    moved = made_from(program, values, is_moved)
-    nodes = {program.maker[value] for value in moved if is_moved(value)}
-    return nodes, {value for value in moved if not is_moved(value)}
+
+def moved_back(program: ComparedProgram, values: Iterable[int]) -> set[int]:
+    """Return values and all that they were only moved from."""
+    return made_from(program, values, lambda value: is_moved(program, value))
+
+
+def is_moved(program: ComparedProgram, value: int) -> bool:
+    """Return whether a node made a value that only rearranges or selects."""
+    node = program.maker[value]
+    return node >= 0 and bool(program.graph.nodes.moves[node])
 
 
 def computed_from(program: ComparedProgram, value: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""What a program computes before its models run, without any, or after the steps that are alike."""
+"""Programs that compute before they call a model, that call none, and that call it otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ layers = nn.Linear(16, 24), nn.Linear(24, 6)
 frames = torch.linspace(-2, 2, 96).sin().reshape(2, 48).unfold(-1, 16, 8)
 window = torch.hann_window(16)
 """
-# the weights are drawn once more, and not read by modules
+# the same weights, applied without a call of a module
 FUNCTIONAL = """
 (up, up_bias), (down, down_bias) = (layer.parameters() for layer in layers)
 with torch.no_grad():
