@@ -22,7 +22,7 @@ class Bisection:
     Attributes:
         report: Of the two programs as they are, with the faults as its findings.
         operations: Of each fault's region in the reference and in the port, by index in `faults`.
-        untried: Why a fault was not tried, by its index in `faults`.
+        unproven: Why a fault was not tried, or not proven, by its index in `faults`.
         runs: All runs, in order.
         is_healed: Whether the port matches once all faults are healed.
         after: Of the reference beside the port with all that was healed; None if nothing was.
@@ -30,7 +30,7 @@ class Bisection:
 
     report: Report
     operations: list[Operations] = field(default_factory=list)
-    untried: dict[int, str] = field(default_factory=dict)
+    unproven: dict[int, str] = field(default_factory=dict)
     runs: list[ProgramRun] = field(default_factory=list)
     is_healed: bool = False
     after: Report | None = None
@@ -69,8 +69,8 @@ class Bisection:
         """Note why what seemed proven is not."""
         for index, fault in enumerate(self.faults):
             if fault.proof == "proven":
-                self.faults[index] = replace(fault, proof=None)
-                self.untried[index] = reason
+                self.faults[index] = replace(fault, proof="not proven")
+                self.unproven[index] = reason
 
     def __repr__(self) -> str:
         from otel_torch.bisecting.text import render_bisection
@@ -88,7 +88,7 @@ class Bisection:
             "proven_lines": {
                 str(index): to_json(self.proven_lines(index)) for index in range(len(self.faults))
             },
-            "untried": {str(index): reason for index, reason in self.untried.items()},
+            "unproven": {str(index): reason for index, reason in self.unproven.items()},
             "warnings": list(self.report.warnings),
             "before": [*to_json(self.report.environment), *to_json(self.report.setup)],
             "environment": to_json(self.report.environment),

@@ -32,7 +32,7 @@ from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
-from otel_torch.graph.states import RIGHT, use_weights_equally
+from otel_torch.graph.states import RIGHT, is_in_order, use_values_equally
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
@@ -335,19 +335,24 @@ class ComparedRuns:
     @property
     def may_share_rows(self) -> bool:
         """Whether measuring rows could tell more: they are needed, or the programs split their
-        tokens or batch differently.
+        tokens or batch differently, or have them in another order.
         """
         comparison = self.leading.comparison
         if comparison.has_rows or self.leading.is_divided:
             return self.needs_rows
-        return self.needs_rows or not use_weights_equally(comparison.programs)
+        is_alike = use_values_equally(comparison.programs) and is_in_order(comparison.programs[1])
+        return self.needs_rows or not is_alike
 
     @property
     def may_move_axes(self) -> bool:
-        """Whether recording moved axes could tell more: the ends differ, and some values have the
-        same numbers with their axes in another order.
+        """Whether recording moved axes could tell more: the ends differ, or may, and some values
+        have the same numbers with their axes in another order.
         """
-        return not self.is_match and any(rank.comparison.may_move_axes for rank in self.ranks)
+        return any(
+            (rank.comparison.is_vague or not rank.comparison.is_match)
+            and rank.comparison.may_move_axes
+            for rank in self.ranks
+        )
 
     @property
     def leading(self) -> ComparedRank:

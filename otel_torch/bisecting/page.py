@@ -59,7 +59,7 @@ def _fault(bisection: Bisection, index: int) -> list[str]:
         *code_beside(finding, bisection.operations[index]),
         f"<p>{escaped(fault_place(bisection, index))}</p>",
     ]
-    if reason := bisection.untried.get(index):
+    if reason := bisection.unproven.get(index):
         lines.append(f'<p class="warning">{escaped(reason)}</p>')
     return lines
 

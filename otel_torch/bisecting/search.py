@@ -76,7 +76,7 @@ def bisect_programs(
     try:
         compared = recorded.first(tell)
         answer = _Search(recorded, options, tell).run(compared)
-        is_open = bool(answer.faults) and not (answer.is_healed or answer.is_proven)
+        is_open = bool(answer.faults) and answer.faults[0].proof != "proven"
         if not (is_open and compared.may_share_rows):
             return answer
         by_rows = recorded.by_rows()
@@ -163,13 +163,14 @@ class _Search:
             self._accept(compared, trial)
             proof = self._proof(trial)
             untested = next((own for own in failed if own.unfit), None)
-            if proof is None and untested is not None:
+            if proof != "proven" and untested is not None:
                 # a surer place whose value could not be exchanged is not refuted by a far one
                 fault = untested.attempt.faults[0]
                 _add(answer, leading, fault, None, untested.unfit, untested)
-            is_hollow = not (proof or trial.healed)
+            is_hollow = proof != "proven" and not trial.healed
             self._is_hollow |= is_hollow
-            reason = None if proof else _NO_MEETING if is_hollow else _FAR
+            unproven = _NO_MEETING if is_hollow else _FAR
+            reason = None if proof == "proven" else unproven
             for fault in _healed_by(trial, leading):
                 _add(answer, leading, fault, proof, reason, trial)
         elif failed and any(own[0] in attempt.faults for attempt in attempts):
@@ -223,7 +224,8 @@ class _Search:
             for fault in _healed_by(trial, before.leading):
                 if is_harmful:
                     proof = self._proof(trial)
-                    _add(answer, before.leading, fault, proof, None if proof else _FAR, trial)
+                    reason = None if proof == "proven" else _FAR
+                    _add(answer, before.leading, fault, proof, reason, trial)
                 else:
                     place = short_place(before.leading.finding(fault))
                     answer.report.warnings.append(_HARMLESS.format(place=place))
@@ -329,7 +331,7 @@ class _Search:
         lines = own[0] | self._healed_lines[0], own[1] | self._healed_lines[1]
         return with_repetitions(rank.comparison, fault, lines, self._healed_places)
 
-    def _proof(self, trial: Trial) -> Proof | None:
+    def _proof(self, trial: Trial) -> Proof:
         """Return what a trial proves that has made something right.
 
         A value exchanged behind several places may not belong there, and what differs later may be
@@ -339,7 +341,7 @@ class _Search:
         closeness = trial.attempt.closeness
         is_proven = closeness == CLOSE and bool(trial.healed) and not self._is_vague
         self._is_vague |= closeness < SOLE
-        return "proven" if closeness == SOLE or is_proven else None
+        return "proven" if closeness == SOLE or is_proven else "not proven"
 
     def _counts(self, rank: ComparedRank, fault: GraphFault) -> bool:
         """Return whether a fault is in one of the modules that were asked for."""
@@ -430,7 +432,7 @@ def _add(
     rank: ComparedRank,
     fault: GraphFault,
     proof: Proof | None,
-    untried: str | None,
+    unproven: str | None,
     trial: Trial | None = None,
 ) -> None:
     """Add a fault, unless its line is among the faults already."""
@@ -448,6 +450,6 @@ def _add(
         finding = replace(finding, region=rank.finding(proven).region)
     answer.operations.append(region_operations(rank.comparison, proven))
     answer.report.operations = answer.operations[0]
-    if untried is not None:
-        answer.untried[len(answer.faults)] = untried
+    if unproven is not None:
+        answer.unproven[len(answer.faults)] = unproven
     answer.faults.append(finding)

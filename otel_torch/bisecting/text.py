@@ -79,7 +79,7 @@ def _fault(bisection: Bisection, index: int, finding: Finding, screen: Screen) -
     lines = screen.wrap(fault_title(bisection, index), style, hanging_indent="  ")
     lines += _code(finding, screen)
     lines += screen.wrap(fault_place(bisection, index), indent="  ")
-    if reason := bisection.untried.get(index):
+    if reason := bisection.unproven.get(index):
         lines += screen.wrap(reason, "yellow", indent="  ")
     return lines
 
@@ -105,6 +105,8 @@ def fault_place(bisection: Bisection, index: int) -> str:
 
 def _proof_sentence(bisection: Bisection, index: int) -> str:
     """Return the sentence about a fault's trial: what it has shown, and for which lines."""
+    if index in bisection.unproven:  # the reason says it
+        return ""
     lines = bisection.proven_lines(index)
     if len(lines) < 2:
         return _SENTENCES[bisection.faults[index].proof]

@@ -9,7 +9,7 @@ unequal values does not see the difference (a norm does not see a scale), and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -221,8 +221,7 @@ def find_sources(
         ends: Wrong ends, in the order in which the reference made them.
     """
     cleared: set[Origin] = set()
-    kept: set[Origin] = set()
-    first = doubt = spread_doubt(program, cleared, rules)
+    doubt = spread_doubt(program, cleared, rules)
     if rules.acquits_repetitions:
         needed = doubt.of(ends)[0]
         harmless = [
@@ -233,10 +232,40 @@ def find_sources(
         cleared |= _repetitions(program, doubt, harmless)
         if cleared:
             doubt = spread_doubt(program, cleared, rules)
-    for _ in range(ROUNDS if rules.acquits else 0):
-        acquitted = _acquitted(program, other, doubt, doubt.of(ends)[0], rules) - kept
-        if not acquitted:
+    first, blind = doubt, set[int]()
+    while rules.acquits:
+        doubt, acquitting = _acquit(program, other, ends, rules, first, set(cleared), blind)
+        if not acquitting:
             break
+        blind |= acquitting
+    return _sources(program, doubt, ends, rules), doubt
+
+
+def _acquit(
+    program: ComparedProgram,
+    other: ComparedProgram,
+    ends: list[int],
+    rules: Rules,
+    doubt: Doubt,
+    cleared: set[Origin],
+    blind: Set[int],
+) -> tuple[Doubt, set[int]]:
+    """Acquit what right values acquit, and what follows it then, as long as there is such.
+
+    Args:
+        cleared: What is acquitted already.
+        blind: Nodes whose right values acquit nothing.
+
+    Returns:
+        The doubt that is left, and nodes that acquit without end, if any: what makes a right value
+        of all that is wrong before it does not see it, as the first step of Adam sees only signs.
+    """
+    kept: set[Origin] = set()
+    for _ in range(ROUNDS):
+        acquitting = _acquitting(program, other, doubt, doubt.of(ends)[0], rules, blind)
+        acquitted = set().union(*acquitting.values()) - kept
+        if not acquitted:
+            return doubt, set()
         if rules.acquits_repetitions:
             acquitted |= _repetitions(program, doubt, acquitted) - kept
         cleared |= acquitted
@@ -247,9 +276,7 @@ def find_sources(
             kept |= set(before.members(before.of(bare)[0]))
             cleared -= kept
             doubt = spread_doubt(program, cleared, rules)
-    else:
-        doubt = first  # what never ends is no rewriting of a formula
-    return _sources(program, doubt, ends, rules), doubt
+    return doubt, {node for node, origins in acquitting.items() if origins - kept}
 
 
 def find_suspects(
@@ -267,21 +294,27 @@ def _is_wrong(program: ComparedProgram, origin: Origin) -> bool:
     return any(program.state[value] == WRONG for value in values)
 
 
-def _acquitted(
-    program: ComparedProgram, other: ComparedProgram, doubt: Doubt, needed: int, rules: Rules
-) -> set[Origin]:
-    """Return sources that right values acquit.
+def _acquitting(
+    program: ComparedProgram,
+    other: ComparedProgram,
+    doubt: Doubt,
+    needed: int,
+    rules: Rules,
+    blind: Set[int],
+) -> dict[int, set[Origin]]:
+    """Return nodes that make right values, and the sources that these acquit.
 
     Args:
         needed: Bits of the sources that lead to wrong ends.
+        blind: Nodes that acquit nothing.
     """
-    acquitted = 0
+    acquitting: dict[int, set[Origin]] = {}
     sure = program.is_sure
     doubted = [value for value, tiers in doubt.tiers.items() if tiers[0] & needed]
     unknown = _of_unknown_numbers(program, doubt)
-    for node in sorted({reader for value in doubted for reader in program.readers[value]}):
+    for node in sorted({reader for value in doubted for reader in program.readers[value]} - blind):
         bits = doubt.of(program.reads[node])[0]
-        if not bits & needed & ~acquitted or _says_little(program, node):
+        if not bits & needed or _says_little(program, node):
             continue
         made = [item for item in program.makes[node] if sure[item]]
         if not made or any(item in doubt.tiers for item in program.makes[node]):
@@ -291,8 +324,8 @@ def _acquitted(
                 continue
         if rules.sees_insensitive and _is_insensitive(program, other, node, made[0]):
             continue
-        acquitted |= bits
-    return set(doubt.members(acquitted))
+        acquitting[node] = set(doubt.members(bits))
+    return acquitting
 
 
 def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
-from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, same_numbers
+from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, has_information, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
-from otel_torch.graph.graph import Floats
+from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, Flags, Floats
 from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from
 
@@ -72,7 +72,10 @@ def pair_ends(
     loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
     if programs[0].graph.is_cut == programs[1].graph.is_cut:
         same = _same_content(programs, loose, is_one_program=is_one_program)
-        kept += [compare_ends(programs, limits, *pair) for pair in same]
+        pairs = [compare_ends(programs, limits, *pair) for pair in same]
+        kept += [
+            pair for pair in pairs if pair.is_right or not _show_the_same(programs, limits, pair)
+        ]
     kept = _without_passed(programs, kept)
     named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
     # of which ranks have neither a whole nor a part, such as padded rows: it is said
@@ -124,13 +127,16 @@ def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
     """Leave out what models return otherwise and the programs go on with, if each program has the
     other's value, too, or all that both compute from it is right: logits here and logarithms there.
 
-    Of two trainings the ends are gradients, of which an optimizer may hide much.
+    Of two trainings this is so of what a forward returns alone: gradients are ends, of which an
+    optimizer may hide much.
     """
-    if all(program.graph.passed.any() for program in programs):
-        return pairs
+    are_trainings = all(program.graph.passed.any() for program in programs)
     are_open = [
         not pair.is_right
-        and all(program.readers[value] for program, value in _in_programs(programs, pair))
+        and all(
+            program.readers[value] and (not are_trainings or _is_of_forward(program, value))
+            for program, value in _in_programs(programs, pair)
+        )
         for pair in pairs
     ]
     last = [pair for pair, is_open in zip(pairs, are_open, strict=True) if not is_open]
@@ -139,6 +145,11 @@ def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
         for pair, is_open in zip(pairs, are_open, strict=True)
         if not (is_open and (_is_in_both(programs, pair) or _comes_out_right(programs, pair, last)))
     ]
+
+
+def _is_of_forward(program: ComparedProgram, value: int) -> bool:
+    nodes, node = program.graph.nodes, program.maker[value]
+    return node >= 0 and program.graph.phases[nodes.phase[node]] not in BEHIND_FORWARDS
 
 
 def _is_in_both(programs: Programs, pair: EndPair) -> bool:
@@ -162,6 +173,32 @@ def _comes_out_right(programs: Programs, pair: EndPair, last: Sequence[EndPair])
         )
     ]
     return bool(behind) and all(end.is_right for end in behind)
+
+
+def _show_the_same(programs: Programs, limits: Limits, pair: EndPair) -> bool:
+    """Return whether each program reads its end for numbers alone, such as a loss that it prints,
+    and these are equal: on the way to them they need not meet.
+    """
+    (first, own), (second, other) = (
+        (program, _shown_by(program, value)) for program, value in _in_programs(programs, pair)
+    )
+    distances = np.abs(
+        first.graph.values.statistics[own, MEAN][:, None]
+        - second.graph.values.statistics[other, MEAN]
+    )
+    legal = np.hypot.outer(limits[0][own], limits[1][other])
+    are_equal = distances <= legal * np.abs(first.graph.values.statistics[own, MEAN])[:, None]
+    return bool(own and other and are_equal.any(0).all() and are_equal.any(1).all())
+
+
+def _shown_by(program: ComparedProgram, value: int) -> list[int]:
+    """Return the single numbers that are computed from a value and make nothing further."""
+    return [
+        made
+        for made in computed_from(program, value)
+        if program.graph.values.numel[made] == 1
+        and not any(program.makes[node] for node in program.readers[made])
+    ]
 
 
 def _in_programs(programs: Programs, pair: EndPair) -> list[tuple[ComparedProgram, int]]:
@@ -253,11 +290,13 @@ def _same_content(
     with neighboring axes merged: of what was made last a view is not seen.
     """
     pairs: list[tuple[int, int]] = []
+    # a wide limit makes a value no less of an end
+    informed = [has_information(program.graph.values) for program in programs]
     for is_right in (True, False, None) if is_one_program else (True, False):
         paired = [{pair[side] for pair in pairs} for side in (0, 1)]
         keys = [
-            [None if end in own else _key(program, end, is_right) for end in side]
-            for program, side, own in zip(programs, loose, paired, strict=True)
+            [None if end in own else _key(program, end, is_right, flags) for end in side]
+            for program, side, own, flags in zip(programs, loose, paired, informed, strict=True)
         ]
         waiting: dict[object, list[int]] = defaultdict(list)
         for end, key in zip(loose[1], keys[1], strict=True):
@@ -268,41 +307,41 @@ def _same_content(
     for own in loose[0]:
         for other in loose[1]:
             taken = any(own == first or other == second for first, second in pairs)
-            if not taken and _are_merged(programs, own, other):
+            if not taken and _are_merged(programs, (own, other), informed):
                 pairs.append((own, other))
-    return [pair for pair in pairs if any(map(_is_informed, programs, pair))]
+    return [pair for pair in pairs if any(map(_is_informed, programs, pair, informed))]
 
 
-def _are_merged(programs: Programs, own: int, other: int) -> bool:
+def _are_merged(programs: Programs, pair: tuple[int, int], informed: Sequence[Flags]) -> bool:
     """Return whether two ends that are not right, and tell something, have one order of their
     elements.
     """
-    if any(map(_is_right, programs, (own, other))):
+    if any(map(_is_right, programs, pair)):
         return False
     first, second = (
         program.graph.values.shape[program.graph.ends[end]]
-        for program, end in zip(programs, (own, other), strict=True)
+        for program, end in zip(programs, pair, strict=True)
     )
-    return all(map(_is_informed, programs, (own, other))) and have_same_order(first, second)
+    return all(map(_is_informed, programs, pair, informed)) and have_same_order(first, second)
 
 
-def _is_informed(program: ComparedProgram, end: int) -> bool:
-    return bool(program.is_informed[program.graph.ends[end]])
+def _is_informed(program: ComparedProgram, end: int, informed: Flags) -> bool:
+    return bool(informed[program.graph.ends[end]])
 
 
 def _is_right(program: ComparedProgram, end: int) -> bool:
     return bool(program.state[program.graph.ends[end]] == RIGHT)
 
 
-def _key(program: ComparedProgram, end: int, is_right: bool | None) -> object:
+def _key(program: ComparedProgram, end: int, is_right: bool | None, informed: Flags) -> object:
     """Return what two ends have in common: their content if it is right, else their shape without
     sizes of 1; None if an end tells nothing. Where right and wrong ones meet, NaN and Inf tell.
     """
     value = int(program.graph.ends[end])
     if is_right is None:
-        is_known = program.is_informed[value] or program.graph.values.nonfinite[value] > 0
+        is_known = informed[value] or program.graph.values.nonfinite[value] > 0
     else:
-        is_known = program.is_informed[value] and (program.state[value] == RIGHT) == is_right
+        is_known = informed[value] and (program.state[value] == RIGHT) == is_right
     if not is_known:
         return None
     if is_right:
@@ -353,7 +392,7 @@ def _same_rows(
     ends = {int(graphs[0].ends[end]): end for end in counts[1] if end not in fitting}
     chosen = [np.zeros(len(graph.values), bool) for graph in graphs]
     chosen[0][list(ends)] = True
-    chosen[1][graphs[1].ends[counts[0]]] = True
+    chosen[1][graphs[1].ends] = True
     found = find_equal_rows(*graphs, (limits[1], limits[0]), *chosen)
     are_right = found.are_all(programs[0].state == RIGHT)
     pairs = []

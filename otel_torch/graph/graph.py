@@ -27,6 +27,8 @@ WEIGHT_KINDS = ("parameter", "buffer")
 PUT = "otel_torch.put"
 # the reading of a value with one of its axes moved last
 AXIS_LAST = "otel_torch.axis_last"
+# the phases of a training behind its forwards
+BEHIND_FORWARDS = ("backward", "update")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -165,26 +165,30 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
     return found
 
 
-def use_weights_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
-    """Return whether most weights are used as often in both programs. Else one of them goes through
-    its tokens or its batch in more parts than the other.
-
-    Where one has an input that the other lacks, results must also be of the same sizes: one of them
-    may go through paddings.
+def use_values_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
+    """Return whether most of what both programs have, as their weights, makes as many values of the
+    same sizes in both. Else one of them goes through its tokens or its batch in more parts than the
+    other, or through paddings.
     """
     uses: list[dict[int, list[int]]] = [{}, {}]
     for sizes, program in zip(uses, programs, strict=True):
-        is_weight = (program.graph.values.maker < 0) & program.is_informed
-        for value in np.flatnonzero(is_weight & (program.state == RIGHT)).tolist():
+        is_common = program.is_informed & (program.state == RIGHT)
+        is_common &= program.side.relation >= MOVED
+        for value in np.flatnonzero(is_common).tolist():
             sizes.setdefault(int(program.side.group[value]), []).extend(
                 _sizes_made_with(program, value)
             )
     common = uses[0].keys() & uses[1].keys()
     if not common:  # one of them may have all weights in one
         return not any(map(_has_own_input, programs))
-    measure: Callable[[list[int]], object] = sorted if any(map(_has_own_input, programs)) else len
-    unequal = sum(measure(uses[0][group]) != measure(uses[1][group]) for group in common)
+    unequal = sum(sorted(uses[0][group]) != sorted(uses[1][group]) for group in common)
     return 2 * unequal <= len(common)
+
+
+def is_in_order(program: ComparedProgram) -> bool:
+    """Return whether most of what a program computes, and the other one has, is in one order."""
+    relation = program.side.relation[(program.graph.values.maker >= 0) & program.is_informed]
+    return bool((relation == REORDERED).sum() <= (relation > REORDERED).sum())
 
 
 def _has_own_input(program: ComparedProgram) -> bool:

@@ -128,7 +128,7 @@ class Finding:
             pass the line of the forward.
         region: From where to where each program computes something else.
         proof: `proven` if everything after the place matches once it has the reference's value,
-            `not proven` if not; None where it was not tried.
+            `not proven` if not, or if that says little; None where it was not tried.
     """
 
     model: str | None

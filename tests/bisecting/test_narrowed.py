@@ -68,7 +68,7 @@ def test_places_that_nothing_acquits_are_proven_together_and_nothing_behind_them
     answer = otel_torch.bisect(Attention(), Folded(Attention(), 2, 8**-0.4), X)
     assert answer.is_healed
     first, second = answer.faults
-    assert (first.proof, second.proof) == ("proven", None)
+    assert (first.proof, second.proof) == ("proven", "not proven")
     assert "* self.factor" in first.port_line.text
     assert first.region.port[1].line > first.port_line.line
     lines = [line["text"] for line in answer.as_json()["proven_lines"]["0"]]

@@ -113,5 +113,5 @@ def test_a_fault_of_an_engine_is_named_at_its_line(
     first = answer.faults[0]
     assert first.port_line is not None
     assert any(text in first.port_line.text for text in texts)
-    assert answer.is_healed and not answer.untried
+    assert answer.is_healed and not answer.unproven
     assert {finding.proof for finding in answer.faults} == {"proven"}

@@ -131,9 +131,9 @@ def test_a_fault_of_ranks_is_named_at_its_line(
     has_terms = "Each rank of the port has a term here" in first.explanation
     assert has_terms == (fault in ("not_reduced", "bias_on_each_rank", "one_not_reduced"))
     if fault == "one_not_reduced":  # nothing reads the parameters after the step
-        assert first.proof is None and "do not meet again" in answer.untried[0]
+        assert first.proof is None and "do not meet again" in answer.unproven[0]
     elif fault == "other_part":  # the weights are wrong in the backward pass, too
-        assert first.proof is None and "not all results" in answer.untried[0]
+        assert first.proof == "not proven" and "not all results" in answer.unproven[0]
     else:
         assert first.proof == "proven" and answer.is_healed
 
@@ -143,11 +143,11 @@ def test_a_fault_of_ranks_is_named_at_its_line(
     [
         ("", []),
         ("no_bias", [(True, "proven")]),
-        ("scaled", [(False, None)]),  # the backward pass has parts of the port's gradients
+        ("scaled", [(False, "not proven")]),  # the backward pass has parts of the port's gradients
     ],
 )
 def test_a_reference_may_run_on_ranks(
-    tmp_path: Path, fault: str, faults: list[tuple[bool, str | None]]
+    tmp_path: Path, fault: str, faults: list[tuple[bool, str]]
 ) -> None:
     reference, port = (PROGRAM.replace("{fault}", name) for name in ("", fault))
     runs = RecordedRuns(tmp_path / "runs", reference, port, run_reference=run_ranks)

@@ -6,7 +6,7 @@ import numpy as np
 
 from otel_torch.graph.compare import GraphComparison, compare_graphs
 from otel_torch.graph.graph import Graph
-from otel_torch.graph.states import use_weights_equally
+from otel_torch.graph.states import use_values_equally
 from tests.graph.writer import Writer
 
 RANDOM = np.random.default_rng(0)
@@ -156,7 +156,7 @@ def through_weights(parts: int) -> Graph:
 def test_weights_tell_whether_programs_go_through_rows_in_other_parts() -> None:
     for parts, is_equal in ((1, True), (2, False)):
         comparison = compare_graphs(through_weights(1), through_weights(parts))
-        assert comparison.is_match and use_weights_equally(comparison.programs) == is_equal
+        assert comparison.is_match and use_values_equally(comparison.programs) == is_equal
 
 
 def through_paddings(rows: int) -> Graph:
@@ -170,7 +170,7 @@ def through_paddings(rows: int) -> Graph:
 
 def test_weights_tell_whether_one_program_goes_through_paddings() -> None:
     comparison = compare_graphs(through_paddings(len(X)), through_paddings(2))
-    assert comparison.is_match and not use_weights_equally(comparison.programs)
+    assert comparison.is_match and not use_values_equally(comparison.programs)
 
 
 def refined(factor: float, *, is_model: bool) -> Graph:

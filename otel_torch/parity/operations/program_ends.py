@@ -3,16 +3,19 @@
 Of a training these are the gradients that its optimizer reads and the parameters after the last
 step. How it comes to them is its own affair, so that what a forward returns is passed: passes may
 be split, and evaluations come in between.
-Of any other program they are what models return, and what was made last and is read no more.
+Of any other program they are what models return, and what was made last and is read no more, or
+for nothing but the few numbers that the program shows: a mean that it prints.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from otel_torch.graph.equality import LEAST_NUMEL
 from otel_torch.graph.graph import NOTHING
 from otel_torch.recording.rows import Row
 
@@ -52,6 +55,11 @@ class RecordedProgram:
     def rank(self, value: int) -> int:
         """Return the rank that has a value; 0 if there is only one."""
         return int(self.values[value][0].get("rank") or 0) if value in self.values else 0
+
+    def is_small(self, value: int) -> bool:
+        """Return whether a value has too few elements to tell one place from another."""
+        shape = self.values[value][0].get("shape") if value in self.values else None
+        return shape is not None and math.prod(shape) < LEAST_NUMEL
 
     def is_update(self, node: int) -> bool:
         """Return whether a node is part of an optimizer's step."""
@@ -165,7 +173,7 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
 
 def _results(program: RecordedProgram) -> list[int]:
     """Return the values that a rank, or each of its loops, made after its last end and reads no
-    more.
+    more, or for small values alone.
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
     then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.
@@ -188,5 +196,8 @@ def _results(program: RecordedProgram) -> list[int]:
             is_later = node > last[program.run_of(node)]
             if is_later and row.get("phase") != "backward" and "inside" not in row:
                 results += reversed(numbers)
+            if all(map(program.is_small, numbers)):
+                used.update(filter(program.is_small, program.reads[node]))
+                continue
         used.update(program.reads[node])
     return results[::-1]

@@ -129,6 +129,7 @@ class OperationRecorder:
         self._counts: dict[tuple[str, int, int], int] = defaultdict(int)
         self._pending: dict[object, list[_Pending]] = defaultdict(list)  # by memory
         self._has_gap = False  # operations ran that were not seen
+        self._updated: set[int] = set()  # memories that hold what they held before, changed
 
     def forget(self) -> None:
         """Forget what tensors hold: operations run that are not seen."""
@@ -175,6 +176,7 @@ class OperationRecorder:
             replaced = None if is_read else self.values.look(tensor).value
             if replaced is not None:
                 started.replaces[id(tensor)] = replaced.number
+            (self._updated.add if is_read else self._updated.discard)(memory_of(tensor))
         if not is_read or started.kind.reads_shapes:
             return
         if is_written and not started.kind.is_of_torch and self.values.look(tensor).holds_nothing:
@@ -385,7 +387,8 @@ class OperationRecorder:
             leaf = "unseen"
         elif not named.name and "lift_fresh" in started.kind.name:
             leaf = "constant"
-        if self._has_gap and leaf in ("input", "unseen"):
+        is_changing = leaf in ("input", "unseen") or memory_of(tensor) in self._updated
+        if self._has_gap and is_changing:
             leaf = "unrecorded"
         call = started.call
         if named.module is not None:
@@ -509,14 +512,16 @@ def movable_axes(shape: Sequence[int]) -> list[int]:
     """Return the axes that may stand last in another program: a move of each changes the order of
     the elements.
 
-    The last two are not exchanged if they have one size: whether scores are transposed is not a
-    matter of layout.
+    The last two of several are not exchanged if they have one size: whether scores are transposed
+    is not a matter of layout. Whether a weight is, which has two, is.
 
     >>> movable_axes((1, 3, 4, 5, 1)), movable_axes((4,)), movable_axes((2, 8, 8))
     ([1, 2], [], [0])
+    >>> movable_axes((8, 8))
+    [0]
     """
     axes = [axis for axis, size in enumerate(shape) if size > 1]
-    are_twins = len(axes) > 1 and shape[axes[-1]] == shape[axes[-2]]
+    are_twins = len(axes) > 2 and shape[axes[-1]] == shape[axes[-2]]
     return axes[: -2 if are_twins else -1]
 
 
