@@ -244,6 +244,27 @@ class ComparedRank:
                 return False
         return True
 
+    def is_lessened_by(self, trial: ComparedRank) -> bool:
+        """Return whether what the port itself computes where values were exchanged is less wrong in
+        a trial, and nowhere more so.
+        """
+        before, after = self._replaced, trial._replaced
+        changes = [
+            (pair.error - after[key].error, pair.limit)
+            for key, pair in before.items()
+            if key in after
+        ]
+        is_lessened = any(change > limit for change, limit in changes)
+        return is_lessened and not any(-change > limit for change, limit in changes)
+
+    @cached_property
+    def _replaced(self) -> dict[RankedKey, EndPair]:
+        """What was exchanged, by the name of the port's value."""
+        graph = self.comparison.graphs[1]
+        return {
+            self.port_key(int(graph.ends[pair.port])): pair for pair in self.comparison.replaced
+        }
+
     def _ends_beside(self, trial: ComparedRank) -> Iterator[tuple[EndPair | None, EndPair]]:
         """Yield each end of a trial, after the same end here, if any."""
         before = {pair.reference: pair for pair in self.comparison.ends}

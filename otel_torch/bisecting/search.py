@@ -102,6 +102,7 @@ class _Search:
         self._tried: set[object] = set()  # places of hidden faults
         self._is_hollow = False  # only what the port returns was exchanged, which heals anything
         self._is_vague = False  # something was exchanged behind several places
+        self._is_bridged = False  # what unrecorded steps have made was exchanged: it has faults
         # what differs and seems not to matter, each with the comparison that it was found in
         self._harmless: list[tuple[ComparedRuns, Trial]] = []
 
@@ -121,6 +122,8 @@ class _Search:
         # a fault may take several rounds: the later ones heal it in further layers
         for _ in range(2 * self._options.most_faults):
             if len(answer.faults) >= self._options.most_faults:
+                break
+            if compared.is_match and self._is_bridged:
                 break
             heal = self._heal_hidden if compared.is_match else self._heal_one
             trial = heal(answer, compared)
@@ -184,7 +187,8 @@ class _Search:
     def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
         """Add a fault that others have hidden; return the trial that heals it, if any does.
 
-        Right values enter it, wrong ones leave it, and what was made of these was exchanged.
+        Right values enter it, wrong ones leave it, and what was made of these was exchanged: what
+        the port itself computes there has to be less wrong then.
         """
         leading = compared.leading
         for fault in leading.comparison.faults:
@@ -199,7 +203,8 @@ class _Search:
                 continue
             self._tried.add(place)
             trial = self._trials.make(compared, Attempt((fault,), SOLE, exchanges))
-            if trial.healed and trial.unfit is None:
+            after = trial.compared.of_rank(leading.rank)
+            if trial.healed and trial.unfit is None and leading.is_lessened_by(after):
                 self._accept(compared, trial)
                 _add(answer, leading, fault, "proven", None, trial)
                 return trial
@@ -254,6 +259,7 @@ class _Search:
         attempt = Attempt(tuple(steps), FAR, compared.leading.exchanges(cuts))
         trial = self._trials.make(compared, attempt)
         self._trials.accept(attempt)
+        self._is_bridged = True
         answer.report.warnings.append(_STEPS_BETWEEN)
         return trial if trial.is_better else None
 

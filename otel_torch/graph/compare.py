@@ -112,6 +112,7 @@ class GraphComparison:
         programs: The two programs as they were compared: fused operations look inside.
         faults: The surest first; empty where all ends are right, those of exchanged values too.
         ends: Pairs of ends.
+        replaced: Pairs of what the port itself computed where values were exchanged.
         unpaired_ends: Names of ends that only one program has, of each.
         limits: The largest legal relative error of each value, in its own program.
         open_values: The values of each program that make an end wrong, though some were exchanged.
@@ -122,6 +123,7 @@ class GraphComparison:
     programs: tuple[ComparedProgram, ComparedProgram]
     faults: list[GraphFault]
     ends: list[EndPair]
+    replaced: list[EndPair]
     unpaired_ends: list[list[str]]
     limits: tuple[Floats, Floats]
     open_values: tuple[Set[int], Set[int]]
@@ -260,7 +262,7 @@ def compare_graphs(
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)
     lacked = count_lacked_rows(programs, limits, ends)
-    return GraphComparison(programs, faults, ends, unpaired, limits, open_to, lacked)
+    return GraphComparison(programs, faults, ends, replaced, unpaired, limits, open_to, lacked)
 
 
 def compare_known(
@@ -285,7 +287,7 @@ def compare_known(
     open_to = open_values(programs, ends, ())
     rules = Rules(finds_other_numbers=False, finds_other_orders=False, acquits_repetitions=True)
     faults = _find_faults(programs, ends, limits, rules, open_to)
-    return GraphComparison(programs, faults, list(ends), [[], []], limits, open_to, 0)
+    return GraphComparison(programs, faults, list(ends), [], [[], []], limits, open_to, 0)
 
 
 def _find_equal(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> tuple[Side, Side]:
@@ -376,8 +378,7 @@ def _pair_sources(
 ) -> list[Pair]:
     """Pair the sources of both sides that begin at the same right values, the best first."""
     frontiers = [
-        [_frontier(program, source) for source in side]
-        for program, side in zip(programs, sources, strict=True)
+        [_frontier(programs, side, source) for source in own] for side, own in enumerate(sources)
     ]
     scored = []
     for own, begins in enumerate(frontiers[0]):
@@ -459,17 +460,28 @@ def _leaf_kind(program: ComparedProgram, source: DoubtSource) -> tuple[str, int]
     return program.graph.leaf_kinds[values.leaf[leaf]], int(values.numel[leaf])
 
 
-def _frontier(program: ComparedProgram, source: DoubtSource) -> set[int]:
-    """Return the groups of the right values at which a source begins."""
-    origin = source.origin
+def _frontier(
+    programs: tuple[ComparedProgram, ComparedProgram], side: int, source: DoubtSource
+) -> set[int]:
+    """Return the groups of the right values at which a source begins: of one that has rows or parts
+    of the reference's, the group of that.
+    """
+    program, origin = programs[side], source.origin
     nodes = [origin] if origin >= 0 else program.readers[-1 - origin][:1]
     nodes = nodes + _upstream(program, source)
     return {
-        int(program.side.group[read])
+        _group_of(programs, side, read)
         for node in nodes
         for read in program.reads[node]
         if read >= 0 and program.state[read] == RIGHT
     }
+
+
+def _group_of(programs: tuple[ComparedProgram, ComparedProgram], side: int, value: int) -> int:
+    own = programs[side].side
+    if side == 1 and own.relation[value] < MOVED and own.partner[value] >= 0:
+        return int(programs[0].side.group[own.partner[value]])
+    return int(own.group[value])
 
 
 def _make_fault(

@@ -129,7 +129,7 @@ class OperationRecorder:
         self._counts: dict[tuple[str, int, int], int] = defaultdict(int)
         self._pending: dict[object, list[_Pending]] = defaultdict(list)  # by memory
         self._has_gap = False  # operations ran that were not seen
-        self._updated: set[int] = set()  # memories that hold what they held before, changed
+        self._changed: set[int] = set()  # memories that were written to since the first forward
 
     def forget(self) -> None:
         """Forget what tensors hold: operations run that are not seen."""
@@ -176,7 +176,8 @@ class OperationRecorder:
             replaced = None if is_read else self.values.look(tensor).value
             if replaced is not None:
                 started.replaces[id(tensor)] = replaced.number
-            (self._updated.add if is_read else self._updated.discard)(memory_of(tensor))
+            if self._places.has_begun:
+                self._changed.add(memory_of(tensor))
         if not is_read or started.kind.reads_shapes:
             return
         if is_written and not started.kind.is_of_torch and self.values.look(tensor).holds_nothing:
@@ -387,7 +388,7 @@ class OperationRecorder:
             leaf = "unseen"
         elif not named.name and "lift_fresh" in started.kind.name:
             leaf = "constant"
-        is_changing = leaf in ("input", "unseen") or memory_of(tensor) in self._updated
+        is_changing = leaf in ("input", "unseen") or memory_of(tensor) in self._changed
         if self._has_gap and is_changing:
             leaf = "unrecorded"
         call = started.call

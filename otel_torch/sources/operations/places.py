@@ -95,6 +95,11 @@ class Places:
             self._calls.entered.pop()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a model has been called: what is prepared before is no result of a step."""
+        return self._context is not None
+
+    @property
     def is_outermost(self) -> bool:
         """Whether this thread is in no more than one call."""
         return len(call_stack.current()) <= 1
