@@ -46,9 +46,9 @@ class Bisection:
         return self.report.verdict
 
     @property
-    def is_proven(self) -> bool:
-        """Whether any fault was proven."""
-        return any(fault.proof == "proven" for fault in self.faults)
+    def begins_proven(self) -> bool:
+        """Whether the first fault was proven."""
+        return bool(self.faults) and self.faults[0].proof == "proven"
 
     def proven_lines(self, index: int) -> list[CodeLine]:
         """Return the port's lines between right values and the exchange that healed a fault."""

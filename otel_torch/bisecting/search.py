@@ -76,14 +76,14 @@ def bisect_programs(
     try:
         compared = recorded.first(tell)
         answer = _Search(recorded, options, tell).run(compared)
-        is_open = bool(answer.faults) and answer.faults[0].proof != "proven"
-        if not (is_open and compared.may_share_rows):
+        if not answer.faults or answer.begins_proven or not compared.may_share_rows:
             return answer
         by_rows = recorded.by_rows()
         # rows tell nothing of an order: what is in another one looks right
         if not by_rows.leading.comparison.faults:
             return answer
-        return _Search(recorded, options, tell).run(by_rows)
+        second = _Search(recorded, options, tell).run(by_rows)
+        return second if second.begins_proven or not answer.is_healed else answer
     except RunFailed as error:
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
 

@@ -76,6 +76,51 @@ def test_a_port_without_modules_is_recorded_from_its_first_operation(tmp_path: P
     assert found(answer) == ("window = torch.hann_window(16, periodic=False)", "proven")
 
 
+def test_what_a_program_only_prints_numbers_of_is_compared(tmp_path: Path) -> None:
+    shown = "print(made.std().item(), (made * 2).norm().item())"
+    reference, port = (PREPARED + own + shown for own in (MODULES, FUNCTIONAL))
+    assert bisect(tmp_path / "legal", reference, port).verdict == "match"
+    answer = bisect(tmp_path / "wrong", reference, port.replace("silu", "gelu"))
+    line, proof = found(answer)
+    assert "F.gelu" in line and proof == "proven" and answer.is_healed
+
+
+# a training whose weights are kept transposed and are changed by hand
+TRAINED = """
+target = torch.ones(2, 5, 6)
+"""
+BY_MODULES = """
+model = nn.Sequential(layers[0], nn.SiLU(), layers[1])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    loss = (model(frames) - target).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(loss.item(), sum(p.abs().sum() for p in model.parameters()).item())
+"""
+BY_HAND = """
+own = [w for layer in layers for w in (layer.weight.detach().t().contiguous(), layer.bias.detach())]
+own = [w.requires_grad_() for w in own]
+for step in range(2):
+    up, up_bias, down, down_bias = own
+    made = F.silu(frames @ up + up_bias) @ down + down_bias
+    loss = (made - target).square().mean()
+    with torch.no_grad():
+        for w, slope in zip(own, torch.autograd.grad(loss, own)):
+            w.sub_(0.1 * slope)
+print(loss.item(), sum(w.abs().sum() for w in own).item())
+"""
+
+
+def test_a_training_by_hand_is_compared_with_one_by_modules(tmp_path: Path) -> None:
+    reference, port = (PREPARED + TRAINED + own for own in (BY_MODULES, BY_HAND))
+    assert bisect(tmp_path / "legal", reference, port).verdict == "match"
+    wrong = port.replace("w.sub_(0.1 * slope)", "w.sub_(0.1 * slope + 0.01 * w)")
+    line, _ = found(bisect(tmp_path / "wrong", reference, wrong))
+    assert line == "w.sub_(0.1 * slope + 0.01 * w)"
+
+
 def test_what_prepares_an_input_is_named_instead_of_the_input(tmp_path: Path) -> None:
     reference = PREPARED + MODULES
     answer = bisect(tmp_path, reference, reference.replace("sin()", "sin().clamp(max=0.5)"))

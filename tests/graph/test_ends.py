@@ -6,7 +6,7 @@ import numpy as np
 
 from otel_torch.graph.compare import GraphComparison, compare_graphs
 from otel_torch.graph.graph import Graph
-from otel_torch.graph.states import use_values_equally
+from otel_torch.graph.states import is_in_order, use_values_equally
 from tests.graph.writer import Writer
 
 RANDOM = np.random.default_rng(0)
@@ -140,6 +140,43 @@ def test_a_model_may_return_something_else_if_all_that_is_made_of_it_is_right() 
     assert lines(compare_graphs(returning("logits", 0.5), returning("powers", 0.7))) == ["scale"]
     last = [returning(name, 0.5, goes_on=False) for name in ("logits", "powers")]
     assert not compare_graphs(*last).is_match
+
+
+def printing(operation: str, factor: float) -> Graph:
+    """Return a mean of squares, and what it is the mean of as an end; squares may be negative."""
+    writer = Writer()
+    scaled = writer.at("scale").op("mul.scalar", writer.leaf("x", X, "input"), factor)
+    if operation == "square":
+        squares = writer.op("square", scaled)
+        mean = writer.op("mean", writer.op("mean", squares, 0), 1)
+    else:
+        squares = writer.op("mul", scaled, writer.op("neg", scaled))
+        mean = writer.op("neg", writer.op("mean", writer.op("mean", squares, 0), 1))
+    writer.end("", squares)
+    writer.end("", mean)
+    return writer.finish()
+
+
+def test_programs_need_not_meet_on_the_way_to_the_numbers_that_they_show() -> None:
+    assert compare_graphs(printing("square", 0.5), printing("mul", 0.5)).is_match
+    assert lines(compare_graphs(printing("square", 0.5), printing("mul", 0.7))) == ["scale"]
+
+
+def backwards(*, by_columns: bool) -> Graph:
+    """Return products of rows, which may stand in the opposite order."""
+    writer = Writer()
+    rows = X[::-1].copy() if by_columns else X
+    made = writer.op("mm", writer.leaf("x", rows, "input"), writer.leaf("w", W))
+    for _ in range(3):
+        made = writer.op("tanh", made)
+    writer.end("out", made)
+    return writer.finish()
+
+
+def test_what_is_computed_in_another_order_is_known_for_it() -> None:
+    for by_columns in (False, True):
+        graphs = backwards(by_columns=False), backwards(by_columns=by_columns)
+        assert is_in_order(compare_graphs(*graphs).programs[1]) != by_columns
 
 
 def through_weights(parts: int) -> Graph:

@@ -187,17 +187,18 @@ def _results(program: RecordedProgram) -> list[int]:
     made: defaultdict[int, list[int]] = defaultdict(list)
     for number, (_, maker) in program.values.items():
         made[maker].append(number)
-    used, results = set(ended), list[int]()
+    # what anything is made of, and what anything is made of that tells one place from another
+    read, needed, results = set(ended), set(ended), list[int]()
     for node in range(len(program.nodes) - 1, NOTHING, -1):
         row, numbers = program.nodes[node], made[node]
-        if used.isdisjoint(numbers):
+        is_small = all(map(program.is_small, numbers))
+        if (read if is_small else needed).isdisjoint(numbers):
             if row.get("moves") and (len(program.reads[node]) == 1 or row["op"] == REREAD):
                 continue
             is_later = node > last[program.run_of(node)]
             if is_later and row.get("phase") != "backward" and "inside" not in row:
                 results += reversed(numbers)
-            if all(map(program.is_small, numbers)):
-                used.update(filter(program.is_small, program.reads[node]))
-                continue
-        used.update(program.reads[node])
+        read.update(program.reads[node])
+        if not (is_small and needed.isdisjoint(numbers)):
+            needed.update(program.reads[node])
     return results[::-1]

@@ -476,6 +476,23 @@ def test_only_the_first_step_is_recorded_by_default(x: torch.Tensor) -> None:
     assert {row["step"] for row in record(lambda: _train(3, x), steps="1-2").fields()} == {1, 2}
 
 
+def test_a_weight_that_steps_between_have_changed_is_unrecorded(x: torch.Tensor) -> None:
+    net, frozen = Net(lambda net, x: x @ net.weight), Net(lambda net, x: x @ net.weight)
+    average = Net(lambda net, x: x @ net.weight)
+
+    @torch.no_grad()
+    def program() -> None:
+        for _ in range(3):
+            net(x)
+            average.weight.lerp_(net.weight, 0.5)
+        average(x)
+        frozen(x)
+
+    leaves = [row for row in record(program).fields() if row.get("leaf", "unseen") != "unseen"]
+    kinds = {row["model"]: row["leaf"] for row in leaves if row["name"] == "weight"}
+    assert kinds == {"Net": "parameter", "Net#2": "unrecorded", "Net#3": "parameter"}
+
+
 def test_a_checkpoint_is_recomputed_in_the_backward_pass(x: torch.Tensor) -> None:
     inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     net = Net(lambda net, x: checkpoint(net.inner, x, use_reentrant=False).exp())

@@ -1,0 +1,58 @@
+"""Which right values acquit what is wrong before them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from otel_torch.graph.compare import compare_graphs
+from otel_torch.graph.graph import Graph
+from tests.graph.writer import Tensor, Writer
+
+RANDOM = np.random.default_rng(0)
+X, W = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((6, 6), (6, 6)))
+EPSILON = 1e-5
+
+
+def normed(writer: Writer, x: Tensor, w: Tensor, *, is_fused: bool) -> tuple[Tensor, Tensor]:
+    """Return a norm, in one operation or written out, and the factor of each row, or twice its
+    inverse.
+    """
+    mean = writer.op("mean", writer.op("square", x), -1)
+    if is_fused:
+        factor = writer.op("rsqrt", writer.op("add.scalar", mean, EPSILON))
+        return writer.op("rms_norm", x, w, EPSILON), factor
+    root = writer.op("sqrt", writer.op("add.scalar", writer.op("mul.scalar", mean, 4), 4 * EPSILON))
+    return writer.op("mul", writer.op("div", writer.op("mul.scalar", x, 2), root), w), root
+
+
+def first_step(scale: float, *, is_fused: bool) -> Graph:
+    """Return what is made of a gradient behind many layers, and a weight that goes by its sign."""
+    writer = Writer()
+    x, w = writer.leaf("x", X, "input"), writer.leaf("w", W)
+    hidden, factor = normed(writer.at("norm"), x, w, is_fused=is_fused)
+    slope = writer.at("scale").op("mul.scalar", hidden, scale)
+    for _ in range(40):  # more than an acquittal goes on for
+        slope = writer.at("layer").op("mul.scalar", writer.op("neg", slope), 0.9)
+    made = writer.op("tanh", slope)
+    if is_fused:
+        writer.end("out", writer.op("mul", made, factor))
+    else:
+        writer.end("out", writer.op("div", writer.op("mul.scalar", made, 2), factor))
+    size = writer.at("step").op("sqrt", writer.op("square", slope))
+    if is_fused:
+        rate = writer.op("div", writer.leaf("rate", np.full((6, 6), 0.01, np.float32)), size)
+        stepped = writer.op("addcmul", w, slope, rate)
+    else:
+        sign = writer.op("mul.scalar", writer.op("div", slope, size), 0.01)
+        stepped = writer.op("add", w, sign)
+    writer.end("param", stepped)
+    return writer.finish()
+
+
+def test_a_step_that_sees_only_signs_acquits_nothing_before_it() -> None:
+    graphs = first_step(0.5, is_fused=True), first_step(0.7, is_fused=False)
+    comparison = compare_graphs(*graphs)
+    places = [fault.port for fault in comparison.faults if fault.port is not None]
+    graph = comparison.graphs[1]
+    lines = [graph.lines[graph.nodes.line[place.nodes[0]]][1] for place in places]
+    assert lines == ["scale"]
