@@ -69,6 +69,7 @@ class RecordedPrograms:
         self.programs, self._options = programs, options
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
+        self._calls_nothing = False  # a program calls no module
         self._read = cache(read_graph)
         steps = {} if options.steps is None else {"steps": options.steps}
         self._settings: dict[SideName, dict[str, str]] = {
@@ -88,6 +89,7 @@ class RecordedPrograms:
         try:
             compared = self._record_both("as it is")
         except NothingRecorded:
+            self._calls_nothing = True
             return self._from_the_beginning("a program calls no module", tell, steps=EVERY_STEP)
         later = self._later(compared, tell)
         if later is not None:
@@ -148,8 +150,15 @@ class RecordedPrograms:
         return bool(kinds) and "parameter" not in kinds
 
     def by_rows(self) -> ComparedRuns:
-        """Record both with the rows of their values, and compare; so do all further runs."""
+        """Record both with the rows of their values, and compare; so do all further runs.
+
+        What prepares tokens for other batches is another program: it is left out, and a weight is
+        no result of it.
+        """
         self._noise = None
+        if not self._calls_nothing:
+            for settings in self._settings.values():
+                settings.pop("graph_before", None)
         return self._with_noise(self.compare(*self._by_rows()))
 
     def record(self, side: SideName, why: str, **settings: str) -> ProgramRun:
