@@ -76,7 +76,10 @@ def bisect_programs(
     try:
         compared = recorded.first(tell)
         answer = _Search(recorded, options, tell).run(compared)
-        if not answer.faults or answer.begins_proven or not compared.may_share_rows:
+        is_healed_by_several = answer.is_healed and len(answer.faults) > 1
+        if not answer.faults or answer.begins_proven or is_healed_by_several:
+            return answer
+        if not compared.may_share_rows:
             return answer
         by_rows = recorded.by_rows()
         # rows tell nothing of an order: what is in another one looks right

@@ -286,16 +286,17 @@ def _is_term(programs: Programs, pair: EndPair) -> bool:
 def _same_content(
     programs: Programs, loose: list[list[int]], *, is_one_program: bool
 ) -> list[tuple[int, int]]:
-    """Pair ends that are equal, in order what else is of one shape, and then what has such a shape
-    with neighboring axes merged: of what was made last a view is not seen.
+    """Pair ends that are equal, in order what else is of one shape, at first what one operation
+    makes, and then what has such a shape with neighboring axes merged: of what was made last a view
+    is not seen.
     """
     pairs: list[tuple[int, int]] = []
     # a wide limit makes a value no less of an end
     informed = [has_information(program.graph.values) for program in programs]
-    for is_right in (True, False, None) if is_one_program else (True, False):
+    for kind in ("content", "operation", "shape", *(("any",) if is_one_program else ())):
         paired = [{pair[side] for pair in pairs} for side in (0, 1)]
         keys = [
-            [None if end in own else _key(program, end, is_right, flags) for end in side]
+            [None if end in own else _key(program, end, kind, flags) for end in side]
             for program, side, own, flags in zip(programs, loose, paired, informed, strict=True)
         ]
         waiting: dict[object, list[int]] = defaultdict(list)
@@ -333,20 +334,23 @@ def _is_right(program: ComparedProgram, end: int) -> bool:
     return bool(program.state[program.graph.ends[end]] == RIGHT)
 
 
-def _key(program: ComparedProgram, end: int, is_right: bool | None, informed: Flags) -> object:
+def _key(program: ComparedProgram, end: int, kind: str, informed: Flags) -> object:
     """Return what two ends have in common: their content if it is right, else their shape without
-    sizes of 1; None if an end tells nothing. Where right and wrong ones meet, NaN and Inf tell.
+    sizes of 1, at first with what makes them; None if an end tells nothing. Where right and wrong
+    ones meet, NaN and Inf tell.
     """
     value = int(program.graph.ends[end])
-    if is_right is None:
+    if kind == "any":
         is_known = informed[value] or program.graph.values.nonfinite[value] > 0
     else:
-        is_known = informed[value] and (program.state[value] == RIGHT) == is_right
+        is_known = informed[value] and (program.state[value] == RIGHT) == (kind == "content")
     if not is_known:
         return None
-    if is_right:
+    if kind == "content":
         return int(program.side.group[value])
-    return tuple(size for size in program.graph.values.shape[value] if size != 1)
+    shape = tuple(size for size in program.graph.values.shape[value] if size != 1)
+    node = program.maker[value]
+    return (shape, *program.family(node)) if kind == "operation" and node >= 0 else shape
 
 
 def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:
@@ -386,9 +390,11 @@ def _same_rows(
     """Pair the other ends of the port with one of the reference whose rows are as long, where the
     programs compute the same tokens in other batches.
 
-    An end is right if its rows are in ends of the reference, whatever these are called.
+    An end is right if its rows are in ends of the reference, whatever these are called. What was
+    made last, without a name, is compared only with what it has rows of, if other ends have names.
     """
     graphs = programs[1].graph, programs[0].graph
+    names = graphs[0].end_names
     ends = {int(graphs[0].ends[end]): end for end in counts[1] if end not in fitting}
     chosen = [np.zeros(len(graph.values), bool) for graph in graphs]
     chosen[0][list(ends)] = True
@@ -405,11 +411,11 @@ def _same_rows(
     ):
         # the end that has most of the rows, if one has
         nearest = [own for own in counts[0] if graphs[1].ends[own] == partner]
-        for own in nearest + counts[0]:
+        name = names[ends[value]]
+        for own in nearest + ([] if any(names) and not name else counts[0]):
             reference = int(graphs[1].ends[own])
             if _have_same_rows(programs, (reference, value)):
                 limit = float(np.hypot(limits[0][reference], limits[1][value]))
-                name = graphs[0].end_names[ends[value]]
                 pairs.append(EndPair(name, own, ends[value], share, limit, is_right, True))
                 break
     return pairs
