@@ -153,8 +153,13 @@ def region_operations(
 def _why_incomparable(comparison: GraphComparison) -> str:
     if any(graph.is_cut for graph in comparison.graphs):
         return "one of the programs goes on after what was recorded of it: record more steps"
-    if not comparison.ends:
-        return "one of the programs returned nothing that was recorded"
+    sides = zip(("reference", "port"), comparison.graphs, strict=True)
+    empty = [side for side, graph in sides if not len(graph.ends)]
+    if empty:
+        return (
+            f"the {' and the '.join(empty)} returned nothing that was recorded, and made no tensor "
+            "that is read no more: keep what should be compared until the program ends"
+        )
     text = "no output of one program has the size of the other's: they compute different things"
     text += _other_inputs(comparison)
     if not comparison.has_rows:
