@@ -47,7 +47,7 @@ class Bisection:
 
     @property
     def begins_proven(self) -> bool:
-        """Whether the first fault was proven."""
+        """Whether there are faults, and the first one is proven."""
         return bool(self.faults) and self.faults[0].proof == "proven"
 
     def proven_lines(self, index: int) -> list[CodeLine]:

@@ -259,7 +259,7 @@ class ComparedRank:
 
     @cached_property
     def _replaced(self) -> dict[RankedKey, EndPair]:
-        """What was exchanged, by the name of the port's value."""
+        """The pairs of what the port itself computed where values were exchanged, by its name."""
         graph = self.comparison.graphs[1]
         return {
             self.port_key(int(graph.ends[pair.port])): pair for pair in self.comparison.replaced

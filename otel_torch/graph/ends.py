@@ -395,6 +395,7 @@ def _same_rows(
     """
     graphs = programs[1].graph, programs[0].graph
     names = graphs[0].end_names
+    has_names = any(names)
     ends = {int(graphs[0].ends[end]): end for end in counts[1] if end not in fitting}
     chosen = [np.zeros(len(graph.values), bool) for graph in graphs]
     chosen[0][list(ends)] = True
@@ -412,7 +413,7 @@ def _same_rows(
         # the end that has most of the rows, if one has
         nearest = [own for own in counts[0] if graphs[1].ends[own] == partner]
         name = names[ends[value]]
-        for own in nearest + ([] if any(names) and not name else counts[0]):
+        for own in nearest + ([] if has_names and not name else counts[0]):
             reference = int(graphs[1].ends[own])
             if _have_same_rows(programs, (reference, value)):
                 limit = float(np.hypot(limits[0][reference], limits[1][value]))

@@ -162,10 +162,10 @@ def test_programs_need_not_meet_on_the_way_to_the_numbers_that_they_show() -> No
     assert lines(compare_graphs(printing("square", 0.5), printing("mul", 0.7))) == ["scale"]
 
 
-def backwards(*, by_columns: bool) -> Graph:
-    """Return products of rows, which may stand in the opposite order."""
+def in_rows(*, is_reversed: bool) -> Graph:
+    """Return the products of some rows, in the given or in reverse order."""
     writer = Writer()
-    rows = X[::-1].copy() if by_columns else X
+    rows = X[::-1].copy() if is_reversed else X
     made = writer.op("mm", writer.leaf("x", rows, "input"), writer.leaf("w", W))
     for _ in range(3):
         made = writer.op("tanh", made)
@@ -174,9 +174,9 @@ def backwards(*, by_columns: bool) -> Graph:
 
 
 def test_what_is_computed_in_another_order_is_known_for_it() -> None:
-    for by_columns in (False, True):
-        graphs = backwards(by_columns=False), backwards(by_columns=by_columns)
-        assert is_in_order(compare_graphs(*graphs).programs[1]) != by_columns
+    for is_reversed in (False, True):
+        graphs = in_rows(is_reversed=False), in_rows(is_reversed=is_reversed)
+        assert is_in_order(compare_graphs(*graphs).programs[1]) != is_reversed
 
 
 def through_weights(parts: int) -> Graph:

@@ -388,8 +388,7 @@ class OperationRecorder:
             leaf = "unseen"
         elif not named.name and "lift_fresh" in started.kind.name:
             leaf = "constant"
-        is_changing = leaf in ("input", "unseen") or memory_of(tensor) in self._changed
-        if self._has_gap and is_changing:
+        if self._has_gap and (leaf in ("input", "unseen") or memory_of(tensor) in self._changed):
             leaf = "unrecorded"
         call = started.call
         if named.module is not None:

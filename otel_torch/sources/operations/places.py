@@ -96,7 +96,7 @@ class Places:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a model has been called: what is prepared before is no result of a step."""
+        """Whether any model has been called yet; what runs before prepares the program."""
         return self._context is not None
 
     @property
