@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from otel_torch.graph.equality import REORDERED
-from otel_torch.graph.states import ComparedProgram
+from otel_torch.graph.states import RIGHT, ComparedProgram
 
 Kind = Literal[
     "arguments",  # the same operation with other arguments
@@ -86,7 +86,7 @@ def _compare_nodes(
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
     if reference.argument[own] != port.argument[other]:
-        kind: Kind = "order" if reference.graph.nodes.moves[own] else "arguments"
+        kind: Kind = "order" if _reorders(port, other) else "arguments"
         return Explanation(kind, *_differing_arguments(programs, own, other))
     if operands[0] == operands[1]:
         return None
@@ -103,6 +103,8 @@ def _compare_regions(
 ) -> Explanation:
     reference, port = programs
     only = _without_common(programs, regions)
+    if not all(regions):
+        only = _without_computed(programs, only)
     if not any(only):
         return Explanation("other")
     for own in only[0]:
@@ -113,7 +115,7 @@ def _compare_regions(
                     return simple
     names = _names(reference, only[0]), _names(port, only[1])
     nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
-    if all(table.moves[node] for table, node in nodes):
+    if all(_reorders(p, node) for p, side in zip(programs, only, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
     if read[0] - read[1] and not read[1] - read[0]:
@@ -153,6 +155,38 @@ def _without_common(
             else:
                 rest[side].append(node)
     return rest
+
+
+def _without_computed(
+    programs: tuple[ComparedProgram, ComparedProgram], nodes: tuple[list[int], list[int]]
+) -> tuple[list[int], list[int]]:
+    """Drop nodes like which the other program has some, of other values: it lacks no such code."""
+    kinds = [
+        Counter(_kind(p, node) for node in range(p.own_nodes) if not _is_right(p, node))
+        for p in programs
+    ]
+    return (
+        [node for node in nodes[0] if not kinds[1][_kind(programs[0], node)]],
+        [node for node in nodes[1] if not kinds[0][_kind(programs[1], node)]],
+    )
+
+
+def _kind(program: ComparedProgram, node: int) -> tuple[str, ...]:
+    """Return what a node computes: its operation and the sizes of its results."""
+    sizes = (str(program.graph.values.numel[made]) for made in program.makes[node])
+    return *program.family(node), *sizes
+
+
+def _reorders(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node moves all that it reads, and leaves nothing out."""
+    numel = program.graph.values.numel
+    read, made = program.reads[node], program.makes[node]
+    is_whole = sum(int(numel[value]) for value in read if value >= 0) == sum(numel[made])
+    return bool(program.graph.nodes.moves[node] and is_whole)
+
+
+def _is_right(program: ComparedProgram, node: int) -> bool:
+    return all(program.state[made] == RIGHT for made in program.makes[node])
 
 
 def _right_groups(program: ComparedProgram, nodes: list[int]) -> set[int]:

@@ -431,3 +431,17 @@ def test_functions_need_no_modules(fault: bool) -> None:
         ]
     )
     assert [finding.proof for finding in answer.faults] == ["proven"] * fault
+
+
+@pytest.mark.parametrize("fill", [-1e9, torch.finfo(torch.float32).min])
+def test_scores_are_seen_behind_a_mask_of_finite_numbers(fill: float) -> None:
+    """Beside -1e9 wrong scores are right within 1e-9: the mask would acquit them."""
+
+    def attend(x: Tensor, slope: float) -> Tensor:
+        mask = torch.full((6, 6), fill).triu(1)
+        scores = torch.tanh(x @ x.T * slope)
+        return F.linear((scores + mask).softmax(-1) @ x, torch.eye(8) + 0.1)
+
+    answer = otel_torch.bisect(lambda x: attend(x, 0.3), lambda x: attend(x, 0.5).clone(), X)
+    assert texts(answer) == ["scores = torch.tanh(x @ x.T * slope)"]
+    assert [fault.proof for fault in answer.faults] == ["proven"] and answer.is_healed

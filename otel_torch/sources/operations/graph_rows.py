@@ -15,7 +15,7 @@ from otel_torch.records import GraphFields, Record
 from otel_torch.sources.tensors.tensor_reader import MeasuredTensor, RecordedCall
 from otel_torch.statistics.gpu_kernel import TRITON_TYPES
 from otel_torch.statistics.measure import Measurement, measure
-from otel_torch.statistics.row_layout import NONFINITE, SCALARS
+from otel_torch.statistics.row_layout import MAX, MIN, NONFINITE, SCALARS
 from otel_torch.statistics.table import derive
 
 STATISTICS = (
@@ -25,6 +25,11 @@ STATISTICS = (
 COLUMNS = (*SCALARS, "sketch")
 COLUMNS_WITH_ROWS = (*COLUMNS, "rows")
 NOTHING = Measurement(None, (), 0, 0, None, "")
+
+# What masks is -1e4 at least, by custom, with something added; and a hundred times what it is added
+# to: of scores it would change, nothing more than 1e-2 is seen beside it.
+_LEAST_FILL = 8192.0
+_FILL_FACTOR = 100.0
 
 _SCALARS_SIZE = 8 * len(SCALARS)
 # of larger tensors on a device no copy is made: recording may take 300 MB there
@@ -98,14 +103,16 @@ UNMEASURED = MeasuredValue(NOTHING, None)
 
 
 def measure_value(tensor: torch.Tensor, columns: tuple[str, ...]) -> MeasuredValue:
-    """Measure a value with its sketches, of which NaN and Inf are left out."""
+    """Measure a value with its sketches, of which NaN, Inf and what masks are filled with are left
+    out.
+    """
     if not tensor.is_cpu and _may_be_copied(tensor):
         return MeasuredValue(_measure_on_device(tensor, columns), None)
     measurement = measure(tensor, columns)
     row = measurement.row
     if row is None or isinstance(row, torch.Tensor):
         return MeasuredValue(measurement, None)
-    if row[NONFINITE] and len(row) > len(SCALARS):
+    if len(row) > len(SCALARS) and (row[NONFINITE] or max(-row[MIN], row[MAX]) > _LEAST_FILL):
         row = [*row[: len(SCALARS)], *_finite_sketches(tensor, columns)]
     measurement.row = None
     return MeasuredValue(measurement, PackedRow(row))
@@ -120,7 +127,7 @@ def _may_be_copied(tensor: torch.Tensor) -> bool:
 @torch_private.unobserved
 def _measure_on_device(tensor: torch.Tensor, columns: tuple[str, ...]) -> Measurement:
     """Measure a tensor without waiting to know whether it has any NaN or Inf."""
-    measurement = measure(torch.nan_to_num(tensor, 0, 0, 0), columns)
+    measurement = measure(_without_fills(torch.nan_to_num(tensor, 0, 0, 0)), columns)
     scalars = measure(tensor, SCALARS).row
     if isinstance(measurement.row, torch.Tensor) and isinstance(scalars, torch.Tensor):
         measurement.row[: len(SCALARS)].copy_(scalars)
@@ -128,10 +135,27 @@ def _measure_on_device(tensor: torch.Tensor, columns: tuple[str, ...]) -> Measur
 
 
 def _finite_sketches(tensor: torch.Tensor, columns: tuple[str, ...]) -> Sequence[float]:
-    """Return the sketches of a tensor with zeros in place of NaN and Inf."""
+    """Return the sketches of a tensor with zeros in place of NaN, Inf and fills."""
     tensor = tensor.detach()
     # NaN and Inf are what is not 0 when it is taken from itself: four times faster than `isfinite`
     finite = tensor.masked_fill(tensor - tensor != 0, 0)
-    row = measure(finite, columns).row
+    row = measure(_without_fills(finite), columns).row
     assert isinstance(row, list)
     return row[len(SCALARS) :]
+
+
+def _without_fills(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a finite tensor with zeros in place of the large number that masks it, as -1e9 does.
+
+    Beside such a number nothing else would be seen: scores that are wrong by half are right within
+    1e-9 then, and what masks with -inf never has the same values. A mask itself stays as it is.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    smallest, largest = tensor.aminmax()
+    fill = torch.where(-smallest > largest, smallest, largest)
+    is_filled = (tensor / fill - 1).abs() < 1 / _FILL_FACTOR
+    rest = tensor.masked_fill(is_filled, 0)
+    most = rest.abs().amax()
+    is_masked = (fill.abs() > _LEAST_FILL) & (most * _FILL_FACTOR < fill.abs()) & (most > 0)
+    return torch.where(is_masked & (is_filled.sum() > 1), rest, tensor)

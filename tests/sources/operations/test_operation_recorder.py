@@ -347,6 +347,38 @@ def test_a_sketch_leaves_out_what_is_not_finite(x: torch.Tensor) -> None:
     assert infinite["args"][-1] == "-Infinity"
 
 
+@pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("rows", [3, 40], ids=["small", "large"])
+def test_a_sketch_leaves_out_what_masks(fill: float, rows: int) -> None:
+    hidden = torch.zeros(rows, 4, dtype=torch.bool)
+    hidden[1:] = True
+    x = torch.linspace(-1, 1, 4 * rows).view(rows, 4)
+
+    def compute(net: Net, x: torch.Tensor) -> Any:
+        mask = torch.zeros(rows, 4).masked_fill(hidden, fill)
+        return x + mask, x.masked_fill(hidden, 0), mask * 1
+
+    graph = record(lambda: Net(compute)(x))
+    assert (
+        graph.operation("aten.add.Tensor")["sketch"]
+        == graph.fields(op="aten.masked_fill.Scalar")[1]["sketch"]
+    )
+    assert graph.operation("aten.add.Tensor")["min"] <= fill + 1
+    # the mask has nothing else
+    assert any(graph.operation("aten.mul.Tensor")["sketch"])
+
+
+@pytest.mark.parametrize(
+    "large", [[1e5], [1e5, 3e5], [50.0, 50.0]], ids=["one", "several", "small"]
+)
+def test_large_numbers_that_mask_nothing_stay_in_the_sketch(large: list[float]) -> None:
+    x = torch.cat([torch.tensor(large), torch.linspace(-1, 1, 10)])
+    rest = x.masked_fill(x > 1, 0)
+    graph = record(lambda: Net(lambda net, x: (x * 1, rest * 1))(x))
+    whole, without = graph.fields(op="aten.mul.Tensor")
+    assert whole["sketch"] != without["sketch"]
+
+
 # -- what kind of operation
 
 
