@@ -46,9 +46,13 @@ SHOWN_AT_ONCE = (
 ROOT = Path(__file__).parents[1]
 START_UP_FILE = ROOT / "packaging" / "otel_torch.pth"
 PACKAGE = "otel_torch"
-# what nearly every recorded program imports, which reads no variable while it is imported
+# what recorded programs and commands import, which reads no variable while it is imported
 ROOMS_WITHOUT_TORCH = ("process", "recording", "telemetry")
-ROOMS = (*ROOMS_WITHOUT_TORCH, "frameworks", "laws", "regions", "sources", "statistics")
+COMMANDS = ("bisecting", "cli", "graph", "parity", "rendering", "show")
+ROOMS = (*ROOMS_WITHOUT_TORCH, *COMMANDS, "frameworks", "laws", "regions", "sources", "statistics")
+
+LARGE_PAGE = 1 << 21
+MADV_COLLAPSE = 25  # of linux/mman.h
 
 
 def is_of_the_package(module: str) -> bool:
@@ -232,6 +236,24 @@ def serve(control: socket.socket, listener: socket.socket) -> tuple[dict, list[i
                 os.close(reply)
 
 
+def put_on_large_pages() -> None:
+    """Put the memory of this process on pages of 2 MB where the kernel can: a fork copies the table of its pages,
+    and for a process with torch that is most of its cost.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    advise = ctypes.CDLL(None).madvise
+    for line in maps.read_text().splitlines():
+        addresses, access, _, _, _, *file = line.split()
+        if access == "rw-p" and file in ([], ["[heap]"]):
+            first, end = (int(address, 16) for address in addresses.split("-"))
+            for page in range(
+                -(-first // LARGE_PAGE) * LARGE_PAGE, end - LARGE_PAGE + 1, LARGE_PAGE
+            ):
+                advise(ctypes.c_void_p(page), ctypes.c_size_t(LARGE_PAGE), MADV_COLLAPSE)
+
+
 def become(request: dict, streams: list[int]) -> None:
     """Turn this copy into what a fresh interpreter would be when it starts `request`."""
     for number, stream in enumerate(streams):
@@ -246,8 +268,8 @@ def become(request: dict, streams: list[int]) -> None:
     if hasattr(libc, "on_exit"):
         libc.on_exit(libc._exit, None)
     tempfile.tempdir = None
-    if (random := sys.modules.get("numpy.random")) is not None:
-        random.seed()  # the fork seeds the module `random` itself
+    if numpy_random is not None:
+        numpy_random.seed()  # the fork seeds the module `random` itself
     sys.executable = request["executable"]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
@@ -309,14 +331,16 @@ if __name__ == "__main__":
         early.load(name)
     early.load_package()
     early_finalizers = list(weakref.finalize._registry)
+    numpy_random = sys.modules.get("numpy.random")
+    early.hide()
     gc.collect()
     gc.enable()
     gc.freeze()  # copies share what was imported, and their collections pass it over
+    put_on_large_pages()
     accepted = serve(socket.socket(fileno=0), socket.socket(fileno=int(sys.argv[1])))
     if accepted is None:
         os._exit(0)
     become(*accepted)
-    early.hide()
     exec(START_UP_FILE.read_text(), {})
     if any(Path(each, "sitecustomize.py").exists() for each in accepted[0]["added_folders"]):
         sys.modules.pop("sitecustomize", None)

@@ -489,9 +489,6 @@ class Terminal:
         return self._drawn, self.process.wait(60)
 
 
-LEAVE = b"\x1b[?7h\x1b[?25h\x1b[?1049l"
-
-
 OPENS, LEAVES = b"\x1b[?1049h\x1b[?25l", b"\x1b[?25h\x1b[?1049l"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,23 @@ CASES = [(sides, ()) for sides in SIDES] + [
 ]
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that records a model once, and gives the folder of the recording."""
+
+    @functools.cache
+    def record_once(holder: str, flush_interval_s: float, scale: float = 1.0) -> Path:
+        model = model_with(holder)
+        model.blocks[1].attention.scale = scale
+        folder = tmp_path_factory.mktemp("recorded")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recorder, "FLUSH_INTERVAL_S", flush_interval_s)
+            record(folder / "run.jsonl", model)
+        return folder
+
+    return record_once
+
+
 @pytest.mark.parametrize("flush_interval_s", [float("inf"), 0.0], ids=["fast", "slow"])
 @pytest.mark.parametrize(
     "sides, removed",
@@ -124,27 +142,28 @@ CASES = [(sides, ()) for sides in SIDES] + [
 )
 def test_modules_outside_the_tree_do_not_cut_a_forward(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recorded: Callable[..., Path],
     sides: tuple[str, str],
     removed: tuple[str, ...],
     flush_interval_s: float,
 ) -> None:
     """A slow model's rows are written whenever any model returns: calls are still running then."""
-    monkeypatch.setattr(recorder, "FLUSH_INTERVAL_S", flush_interval_s)
-    reference, port = map(model_with, sides)
+
+    def recording(name: str, holder: str, scale: float = 1.0) -> Path:
+        shutil.copytree(recorded(holder, flush_interval_s, scale), tmp_path / name)
+        return without(tmp_path / name / "run.jsonl", *removed)
+
     recordings = [
-        without(record(tmp_path / f"{name}.jsonl", model), *removed)
-        for name, model in (("reference", reference), ("port", port))
+        recording(name, side) for name, side in zip(("reference", "port"), sides, strict=True)
     ]
-    for recording in recordings:
-        assert len(list(iterate_forwards(RecordingSource(recording), RowKinds()))) == 2
+    for path in recordings:
+        assert len(list(iterate_forwards(RecordingSource(path), RowKinds()))) == 2
     clean = otel_torch.diff(*recordings)
     assert (clean.verdict, clean.introduced) == ("match", [])
     assert clean.pairs > 160
     assert not [warning for warning in clean.warnings if "no counterpart" in warning]
 
-    port.blocks[1].attention.scale = 1.5
-    bugged = without(record(tmp_path / "bugged.jsonl", port), *removed)
+    bugged = recording("bugged", sides[1], scale=1.5)
     module = "blocks.1.attention.o_proj"
     assert [
         (found.side, found.module, found.port_side, found.port_module)

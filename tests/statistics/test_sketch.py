@@ -274,21 +274,41 @@ def test_shifts_of_far_pieces_are_the_same_for_ever():
     assert torch.equal(far.abs(), torch.ones(SIZE, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("numel", (PIECE - 1, 2 * PIECE, 5 * PIECE + 4321))
+@pytest.fixture
+def four_at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what has pieces taken four at a time, as a device does."""
+    return lambda: monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
+
+
+LENGTHS = (PIECE - 1, 2 * PIECE, 5 * PIECE + 4321)
+
+
+@pytest.mark.parametrize("numel", LENGTHS)
 @pytest.mark.parametrize("start", (0, 1, 3 * PIECE, (2**14 - 3) * PIECE, 2**15 * PIECE))
 def test_the_pieces_that_a_device_takes_at_once_are_those_of_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, numel: int, start: int
+    four_at_once: Callable[[], None], numel: int, start: int
 ):
     values = torch.randn(numel, generator=generator(numel))
-    expected, rows = sketch(values, start), row_sketch(values.view(-1, 1), start % PIECE)
-    monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
-    assert close(sketch(values, start), expected) and close(
-        row_sketch(values.view(-1, 1), start % PIECE), rows
-    )
+    expected = sketch(values, start)
+    four_at_once()
+    assert close(sketch(values, start), expected)
 
 
-def test_a_device_is_asked_for_nothing_once_its_tables_are_there(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
+@pytest.mark.parametrize("numel", LENGTHS)
+@pytest.mark.parametrize("start", (0, 1))
+def test_the_rows_that_a_device_takes_at_once_are_those_of_a_cpu(
+    four_at_once: Callable[[], None], numel: int, start: int
+):
+    values = torch.randn(numel, 1, generator=generator(numel))
+    expected = row_sketch(values, start)
+    four_at_once()
+    assert close(row_sketch(values, start), expected)
+
+
+def test_a_device_is_asked_for_nothing_once_its_tables_are_there(
+    four_at_once: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+):
+    four_at_once()
     values = torch.randn(3 * PIECE)
     prepare_tables(values.device)
 
