@@ -71,11 +71,15 @@ def pair_ends(
     names = [program.graph.end_names for program in programs]
     loose = [[end for end in counts[side] if end not in paired[side]] for side in (0, 1)]
     if programs[0].graph.is_cut == programs[1].graph.is_cut:
-        same = _same_content(programs, loose, is_one_program=is_one_program)
+        # a wide limit makes a value no less of an end
+        informed = [has_information(program.graph.values) for program in programs]
+        same = _same_content(programs, loose, informed, is_one_program=is_one_program)
         pairs = [compare_ends(programs, limits, *pair) for pair in same]
         kept += [
             pair for pair in pairs if pair.is_right or not _show_the_same(programs, limits, pair)
         ]
+        if not any(pair.is_comparable for pair in kept):
+            kept += [compare_ends(programs, limits, *pair) for pair in _same_shown(programs, loose)]
     kept = _without_passed(programs, kept)
     named = [{pair.reference for pair in ends}, {pair.port for pair in ends}]
     # of which ranks have neither a whole nor a part, such as padded rows: it is said
@@ -283,16 +287,40 @@ def _is_term(programs: Programs, pair: EndPair) -> bool:
     )
 
 
+def _same_shown(programs: Programs, loose: list[list[int]]) -> list[tuple[int, int]]:
+    """Pair single numbers that nothing reads, such as losses, where no other ends can be compared:
+    a program without modules shows nothing else.
+
+    Nothing is known if all pairs are right, and one that is wrong has no counterpart.
+    """
+    shown = [
+        (program.graph.values.numel == 1) & np.array([not nodes for nodes in program.readers], bool)
+        for program in programs
+    ]
+    pairs = _same_content(programs, loose, shown, is_one_program=False)
+    wrong = [
+        {end for end in ends if _is_informed(program, end, own) and not _is_right(program, end)}
+        for program, ends, own in zip(programs, loose, shown, strict=True)
+    ]
+    is_paired = any(pair[side] in wrong[side] for pair in pairs for side in (0, 1))
+    is_open = any(
+        ends and not any(program.graph.end_names)
+        for program, ends in zip(programs, wrong, strict=True)
+    )
+    return [] if is_open and not is_paired else pairs
+
+
 def _same_content(
-    programs: Programs, loose: list[list[int]], *, is_one_program: bool
+    programs: Programs, loose: list[list[int]], informed: list[Flags], *, is_one_program: bool
 ) -> list[tuple[int, int]]:
     """Pair ends that are equal, in order what else is of one shape, at first what one operation
     makes, and then what has such a shape with neighboring axes merged: of what was made last a view
     is not seen.
+
+    Args:
+        informed: The values of each program that tell something.
     """
     pairs: list[tuple[int, int]] = []
-    # a wide limit makes a value no less of an end
-    informed = [has_information(program.graph.values) for program in programs]
     for kind in ("content", "operation", "shape", *(("any",) if is_one_program else ())):
         paired = [{pair[side] for pair in pairs} for side in (0, 1)]
         keys = [

@@ -162,6 +162,32 @@ def test_programs_need_not_meet_on_the_way_to_the_numbers_that_they_show() -> No
     assert lines(compare_graphs(printing("square", 0.5), printing("mul", 0.7))) == ["scale"]
 
 
+def losing(factor: float, *, is_named: bool = False, norm: float = 1.0) -> Graph:
+    """Return a loss: what a model returns, beside a gradient, or a number that is printed, beside a norm."""
+    writer = Writer()
+    scaled = writer.at("scale").op("mul.scalar", writer.leaf("x", X, "input"), factor)
+    gradient = writer.op("mm", scaled, writer.leaf("w", W))
+    loss = writer.op("mean", writer.op("mean", writer.op("square", gradient), 0), 1)
+    if is_named:
+        writer.end("grad.w", gradient)
+        writer.end("out", loss)
+    else:
+        squares = writer.op("mul", gradient, gradient)
+        means = writer.op("mean", writer.op("mean", squares, 1), 0)
+        writer.end("", writer.op("mul.scalar", means, norm))
+        writer.end("", loss)
+    return writer.finish()
+
+
+def test_losses_are_compared_where_a_program_shows_nothing_else() -> None:
+    reference = losing(0.5, is_named=True)
+    assert compare_graphs(reference, losing(0.5)).is_match
+    assert len(compare_graphs(reference, losing(0.5)).ends) == 1
+    assert lines(compare_graphs(reference, losing(0.7))) == ["scale"]
+    # a number that is wrong, and with which nothing of the reference can be compared
+    assert not compare_graphs(reference, losing(0.5, norm=2.0)).ends
+
+
 def in_rows(*, is_reversed: bool) -> Graph:
     """Return the products of some rows, in the given or in reverse order."""
     writer = Writer()
