@@ -35,11 +35,13 @@ class Explanation:
         kind: The difference, if it is a simple one.
         reference, port: What stands on each side: the differing arguments, names of operations,
             or values (numbers) that only one side reads.
+        operation: What has these arguments or reads these values; empty for other kinds.
     """
 
     kind: Kind
     reference: tuple[Any, ...] = field(default=())
     port: tuple[Any, ...] = field(default=())
+    operation: str = ""
 
 
 def explain(
@@ -75,9 +77,10 @@ def _compare_nodes(
     """Return what differs between two nodes that should do the same; None if that is not simple."""
     reference, port = programs
     operands = reference.operands(own), port.operands(other)
+    name = _names(reference, [own])[0]
     is_other = reference.operation[own] != port.operation[other]
     if is_other and reference.family(own) == port.family(other) and operands[0] == operands[1]:
-        return Explanation("arguments", *_differing_arguments(programs, own, other))
+        return Explanation("arguments", *_differing_arguments(programs, own, other), name)
     if is_other:
         is_same = Counter(operands[0]) == Counter(operands[1])
         if is_same and not any(
@@ -87,7 +90,7 @@ def _compare_nodes(
         return None
     if reference.argument[own] != port.argument[other]:
         kind: Kind = "order" if _reorders(port, other) else "arguments"
-        return Explanation(kind, *_differing_arguments(programs, own, other))
+        return Explanation(kind, *_differing_arguments(programs, own, other), name)
     if operands[0] == operands[1]:
         return None
     kind = "exchanged" if Counter(operands[0]) == Counter(operands[1]) else "operand"
@@ -95,6 +98,7 @@ def _compare_nodes(
         kind,
         _values_only(reference, own, operands[1]),
         _values_only(port, other, operands[0]),
+        name,
     )
 
 
@@ -109,13 +113,13 @@ def _compare_regions(
         return Explanation("other")
     for own in only[0]:
         for other in only[1]:
-            if reference.operation[own] == port.operation[other]:
+            if _read_the_same(programs, own, other):
                 simple = _compare_nodes(programs, own, other)
                 if simple is not None:
                     return simple
     names = _names(reference, only[0]), _names(port, only[1])
     nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
-    if all(_reorders(p, node) for p, side in zip(programs, only, strict=True) for node in side):
+    if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
     if read[0] - read[1] and not read[1] - read[0]:
@@ -125,6 +129,13 @@ def _compare_regions(
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
     return Explanation("operation", *names)
+
+
+def _read_the_same(programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int) -> bool:
+    """Return whether two nodes are one operation, and have a right operand in common."""
+    reference, port = programs
+    common = set(reference.operands(own)) & set(port.operands(other))
+    return reference.operation[own] == port.operation[other] and bool(common - {-1})
 
 
 def _readers(program: ComparedProgram, nodes: list[int], known: set[int]) -> list[int]:

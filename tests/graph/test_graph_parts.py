@@ -286,6 +286,19 @@ def test_a_weight_that_is_wrong_in_one_part_is_not_acquitted_by_the_others():
     assert [place.leaf for place in fault.places] == [1, 1]
 
 
+def test_other_rows_are_not_the_same_numbers_in_another_order():
+    graphs = []
+    for start in (0, 2):
+        writer = Writer()
+        y = writer.op("tanh", writer.leaf("x", X, "input"))
+        writer.end("out", writer.op("square", writer.op("slice", y, 0, start, start + 2)))
+        graphs.append(writer.finish())
+    (fault,) = compare_graphs(*graphs).faults
+    assert fault.explanation.kind == "arguments"
+    assert fault.explanation.operation == "slice"
+    assert (fault.explanation.reference, fault.explanation.port) == ((0, 2), (2, 4))
+
+
 def ends(shape: tuple[int, ...], order: tuple[int, ...]) -> Graph:
     """Return a program that ends with a reordered tensor of a shape."""
     writer = Writer()

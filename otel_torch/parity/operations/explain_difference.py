@@ -53,7 +53,9 @@ def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
         describe(comparison.graphs[1], explanation.port),
     )
     sentence = _SENTENCES[explanation.kind].format(
-        operation=_operation(comparison, fault), reference=sides.reference, port=sides.port
+        operation=short_name(explanation.operation),
+        reference=sides.reference,
+        port=sides.port,
     )
     return " ".join(filter(None, (sentence, _terms(comparison, fault))))
 
@@ -94,13 +96,6 @@ def _other_shapes(comparison: GraphComparison, fault: GraphFault) -> str:
         f"{names[0]} has shape {shapes[0]} in the reference, {names[1]} has {shapes[1]} in the "
         "port."
     )
-
-
-def _operation(comparison: GraphComparison, fault: GraphFault) -> str:
-    for graph, place in zip(comparison.graphs, fault.places, strict=True):
-        if place is not None and place.nodes:
-            return short_name(graph.operations[graph.nodes.operation[place.nodes[0]]])
-    return "operation"
 
 
 def _of_names(graph: Graph, names: Sequence[Any]) -> str:
