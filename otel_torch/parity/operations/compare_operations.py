@@ -171,8 +171,8 @@ def _why_incomparable(comparison: GraphComparison) -> str:
 def _describe_lacked_rows(comparison: GraphComparison) -> str:
     rows = plural(comparison.lacked_rows, "row")
     return (
-        f"{rows} of the reference's outputs, such as those of paddings, are in no output of the "
-        f"port{_other_inputs(comparison)}"
+        f"{rows} of the reference's outputs are in no output of the port, and were not compared"
+        f"{_other_inputs(comparison)}"
     )
 
 

@@ -137,6 +137,8 @@ def _measure_on_device(tensor: torch.Tensor, columns: tuple[str, ...]) -> Measur
 def _finite_sketches(tensor: torch.Tensor, columns: tuple[str, ...]) -> Sequence[float]:
     """Return the sketches of a tensor with zeros in place of NaN, Inf and fills."""
     tensor = tensor.detach()
+    if tensor.is_floating_point() and tensor.itemsize == 1:  # torch computes nothing in fp8
+        tensor = tensor.float()
     # NaN and Inf are what is not 0 when it is taken from itself: four times faster than `isfinite`
     finite = tensor.masked_fill(tensor - tensor != 0, 0)
     row = measure(_without_fills(finite), columns).row

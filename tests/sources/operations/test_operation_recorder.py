@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -366,6 +367,15 @@ def test_a_sketch_leaves_out_what_masks(fill: float, rows: int) -> None:
     assert graph.operation("aten.add.Tensor")["min"] <= fill + 1
     # the mask has nothing else
     assert any(graph.operation("aten.mul.Tensor")["sketch"])
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf, 1e4])
+def test_eight_bits_are_measured_whatever_they_hold(number: float) -> None:
+    x = torch.linspace(-1, 1, 12)
+    x[2:4] = number
+    graph = record(lambda: Net(lambda net, x: x.to(torch.float8_e5m2))(x))
+    row = graph.operation("aten._to_copy.default")
+    assert row["nonfinite"] == (0 if math.isfinite(number) else 2) and row["sketch"]
 
 
 @pytest.mark.parametrize(
