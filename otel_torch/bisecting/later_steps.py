@@ -111,6 +111,14 @@ def find_later_step(
     return LaterStep(steps, float(np.hypot(limit, JUMP * before)), is_last)
 
 
+def has_short_steps(paths: Sides[Sequence[Path]]) -> bool:
+    """Return whether further steps of two programs may be recorded: there are some, and all have
+    not too many operations. Raises RecordingError if a recording cannot be read.
+    """
+    programs = paths.map(lambda own: _joined([_read(path) for path in own]))
+    return isinstance(_every_step(programs, 0.0), LaterStep)
+
+
 def _are_recorded(programs: Sides[_Program], steps: Sides[set[_RecordedStep]]) -> bool:
     """Return whether the operations of some steps of both programs were recorded."""
     return all(own.recorded >= those for own, those in zip(programs, steps, strict=True))

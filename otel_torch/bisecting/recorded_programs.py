@@ -22,6 +22,7 @@ from otel_torch.bisecting.later_steps import (
     SETTINGS,
     TooManyOperations,
     find_later_step,
+    has_short_steps,
 )
 from otel_torch.bisecting.runs import (
     NothingRecorded,
@@ -91,6 +92,8 @@ class RecordedPrograms:
         except NothingRecorded:
             self._calls_nothing = True
             return self._from_the_beginning("a program calls no module", tell, steps=EVERY_STEP)
+        if (whole := self._whole(compared, tell)) is not None:
+            return whole
         later = self._later(compared, tell)
         if later is not None:
             return later
@@ -103,6 +106,26 @@ class RecordedPrograms:
                 return whole
         self._settings, self._noise = settings, noise
         return compared
+
+    def _whole(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
+        """Return the comparison of all steps, if these match, though a model returns something else
+        in each program: one normalizes inside of it, the other after both of its calls.
+        """
+        rank = compared.leading
+        if self._options.steps is not None or not rank.comparison.returns_another:
+            return None
+        if not has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port))):
+            return None
+        tell("a model returns something else in each program: recording all steps")
+        settings, noise = {side: dict(own) for side, own in self._settings.items()}, self._noise
+        for own in self._settings.values():
+            own["steps"] = EVERY_STEP
+        with suppress(RunFailed):
+            whole = self._record_both("in all steps")
+            if whole.is_match and whole.leading.comparison.ends:
+                return whole
+        self._settings, self._noise = settings, noise
+        return None
 
     def _later(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
         """Return the comparison of a later step, if the first ones match; else None."""

@@ -165,6 +165,20 @@ class GraphComparison:
         return any(pair.is_comparable for pair in self.ends)
 
     @property
+    def returns_another(self) -> bool:
+        """Whether one program computes what the other returns at each wrong end, and returns
+        something else: what is missing may come later.
+        """
+        values = values_of_ends(self.programs, [pair for pair in self.ends if not pair.is_right])
+        return bool(values[0]) and all(
+            any(
+                program.state[value] == RIGHT and program.is_informed[value]
+                for program, value in zip(self.programs, pair, strict=True)
+            )
+            for pair in zip(*values, strict=True)
+        )
+
+    @property
     def has_padded_ends(self) -> bool:
         """Whether a wrong end's size neither divides nor is a multiple of its counterpart's: ranks
         pad it.

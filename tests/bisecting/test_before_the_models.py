@@ -144,3 +144,35 @@ def test_steps_of_other_forwards_are_compared_all(
     assert bisect(tmp_path / "legal", reference, legal).verdict == "match"
     line, _ = found(bisect(tmp_path / "wrong", reference, wrong))
     assert line.startswith("rows = torch.cat([rows, frames[:, step")
+
+
+RETURNED = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = layers
+    def forward(self, frames):
+        return INSIDE
+encoder = Encoder()
+with torch.no_grad():
+    first, second = encoder(frames), encoder(frames.flip(0))
+    print((OUTSIDE(first) * OUTSIDE(second)).sum(-1))
+"""
+
+
+def returning(inside: str, outside: str = "") -> str:
+    made = "self.down(F.silu(self.up(frames)))"
+    return PREPARED + RETURNED.replace("INSIDE", inside.replace("made", made)).replace(
+        "OUTSIDE", outside
+    )
+
+
+def test_what_one_model_returns_may_be_made_of_the_other_s_later(tmp_path: Path) -> None:
+    reference = returning("F.normalize(made, dim=-1)")
+    answer = bisect(
+        tmp_path / "later", reference, returning("made", "(lambda made: F.normalize(made, dim=-1))")
+    )
+    assert answer.verdict == "match"
+    never = bisect(tmp_path / "never", reference, returning("made"))
+    assert never.verdict == "diverged"
+    assert never.faults[0].line is not None and "F.normalize" in never.faults[0].line.text
