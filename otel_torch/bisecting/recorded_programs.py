@@ -117,7 +117,8 @@ class RecordedPrograms:
         if not has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port))):
             return None
         tell("a model returns something else in each program: recording all steps")
-        settings, noise = {side: dict(own) for side, own in self._settings.items()}, self._noise
+        settings = {side: dict(own) for side, own in self._settings.items()}
+        noise, self._noise = self._noise, None
         for own in self._settings.values():
             own["steps"] = EVERY_STEP
         with suppress(RunFailed):

@@ -178,7 +178,7 @@ def _side_by_side(columns: list[list[_Cell]], room: int, screen: Screen) -> list
 def _column(name: str, line: CodeLine | None, other: CodeLine | None, room: int) -> list[_Cell]:
     """Return the cells of one program."""
     if line is None:
-        return [_Cell(f"  {name}: has no such code", "dim")]
+        return [_Cell(f"  {name}: no line of it was paired with this", "dim")]
     place = escape(line.place)
     if len(place) > room - len(name) - 4:
         place = f"…{place[len(name) + 5 - room :]}"

@@ -322,7 +322,8 @@ def _acquitting(
             bits &= unknown
             if not made or not bits:
                 continue
-        if rules.sees_insensitive and _is_insensitive(program, other, node, made[0]):
+        may_be_blind = rules.sees_insensitive and not _are_independent(doubt, program.reads[node])
+        if may_be_blind and _is_insensitive(program, other, node, made[0]):
             continue
         acquitting[node] = set(doubt.members(bits))
     return acquitting
@@ -375,6 +376,21 @@ def _is_insensitive(
             return False
         twin = other.maker[other.reads[twin][0]]
     return False
+
+
+def _are_independent(doubt: Doubt, values: list[int]) -> bool:
+    """Return whether several values are in doubt, each because of other sources: an operation that
+    makes a right value of them sees both, as queries and keys in another order within their heads.
+    """
+    seen: set[Origin] = set()
+    count = 0
+    for value in set(values):
+        origins = {*doubt.members(doubt.strong(value)), *doubt.cleared.get(value, ())}
+        if origins & seen:
+            return False
+        seen |= origins
+        count += bool(origins)
+    return count > 1
 
 
 def _is_done_alike(program: ComparedProgram, node: int, other: ComparedProgram, twin: int) -> bool:

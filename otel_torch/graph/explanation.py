@@ -171,21 +171,20 @@ def _without_common(
 def _without_computed(
     programs: tuple[ComparedProgram, ComparedProgram], nodes: tuple[list[int], list[int]]
 ) -> tuple[list[int], list[int]]:
-    """Drop nodes like which the other program has some, of other values: it lacks no such code."""
-    kinds = [
-        Counter(_kind(p, node) for node in range(p.own_nodes) if not _is_right(p, node))
-        for p in programs
+    """Drop operations that the other program makes wrong values by elsewhere: it has such code."""
+    wrong = [
+        {
+            tuple(program.family(node))
+            for node in range(program.own_nodes)
+            if any(program.state[made] != RIGHT for made in program.makes[node])
+        }
+        for program in programs
     ]
+    reference, port = programs
     return (
-        [node for node in nodes[0] if not kinds[1][_kind(programs[0], node)]],
-        [node for node in nodes[1] if not kinds[0][_kind(programs[1], node)]],
+        [node for node in nodes[0] if tuple(reference.family(node)) not in wrong[1]],
+        [node for node in nodes[1] if tuple(port.family(node)) not in wrong[0]],
     )
-
-
-def _kind(program: ComparedProgram, node: int) -> tuple[str, ...]:
-    """Return what a node computes: its operation and the sizes of its results."""
-    sizes = (str(program.graph.values.numel[made]) for made in program.makes[node])
-    return *program.family(node), *sizes
 
 
 def _reorders(program: ComparedProgram, node: int) -> bool:
@@ -194,10 +193,6 @@ def _reorders(program: ComparedProgram, node: int) -> bool:
     read, made = program.reads[node], program.makes[node]
     is_whole = sum(int(numel[value]) for value in read if value >= 0) == sum(numel[made])
     return bool(program.graph.nodes.moves[node] and is_whole)
-
-
-def _is_right(program: ComparedProgram, node: int) -> bool:
-    return all(program.state[made] == RIGHT for made in program.makes[node])
 
 
 def _right_groups(program: ComparedProgram, nodes: list[int]) -> set[int]:

@@ -57,3 +57,31 @@ def test_a_step_that_sees_only_signs_acquits_nothing_before_it() -> None:
     graph = comparison.graphs[1]
     lines = [graph.lines[graph.nodes.line[place.nodes[0]]][1] for place in places]
     assert lines == ["scale"]
+
+
+KEYS, QUERIES = (RANDOM.standard_normal((6, 6)).astype(np.float32) for _ in range(2))
+
+
+def decoder(turn: np.ndarray, scale: float = 1.0) -> Graph:
+    """Return two rows of scores over the same keys, with the columns of their heads turned."""
+    writer = Writer()
+    query, key = (writer.leaf(name, w @ turn) for name, w in (("q", QUERIES), ("k", KEYS)))
+    x, later = writer.leaf("x", X, "input"), writer.leaf("later", X[::-1].copy() ** 3, "input")
+    keys = writer.op("transpose", writer.at("keys").op("mm", x, key), (1, 0))
+    writer.end(
+        "out", writer.op("tanh", writer.at("scores").op("mm", writer.op("mm", x, query), keys))
+    )
+    scaled = writer.at("scale").op("mul.scalar", writer.at("queries").op("mm", later, query), scale)
+    writer.end("out#2", writer.op("tanh", writer.at("scores").op("mm", scaled, keys)))
+    return writer.finish()
+
+
+def test_queries_and_keys_that_are_turned_alike_are_acquitted_by_right_scores() -> None:
+    """One operation makes the scores of both, but would not if one of them were wrong."""
+    turn = np.linalg.qr(RANDOM.standard_normal((6, 6)))[0].astype(np.float32)
+    reference = decoder(np.eye(6, dtype=np.float32))
+    assert compare_graphs(reference, decoder(turn)).is_match
+    comparison = compare_graphs(reference, decoder(turn, 1.5))
+    graph = comparison.graphs[1]
+    places = [fault.port for fault in comparison.faults if fault.port is not None]
+    assert [graph.lines[graph.nodes.line[place.nodes[0]]][1] for place in places] == ["queries"]

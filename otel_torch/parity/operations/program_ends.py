@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -162,13 +162,29 @@ def _names_of_gradients(
 def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
     """Return the values from which some values are computed, and these."""
     wanted = set(values)
-    made: defaultdict[int, list[int]] = defaultdict(list)
-    for value, (_, maker) in program.values.items():
-        made[maker].append(value)
+    made = _by_maker(program)
     for node in range(len(program.nodes) - 1, NOTHING, -1):
         if not wanted.isdisjoint(made[node]):
             wanted.update(program.reads[node])
     return wanted
+
+
+def _by_maker(program: RecordedProgram) -> defaultdict[int, list[int]]:
+    """Return the values that each node makes."""
+    made: defaultdict[int, list[int]] = defaultdict(list)
+    for value, (_, maker) in program.values.items():
+        made[maker].append(value)
+    return made
+
+
+def _made_with(program: RecordedProgram, values: Collection[int]) -> set[int]:
+    """Return some values and all that is made from them."""
+    found = set(values)
+    made = _by_maker(program)
+    for node, read in enumerate(program.reads):
+        if not found.isdisjoint(read):
+            found.update(made[node])
+    return found
 
 
 def _results(program: RecordedProgram) -> list[int]:
@@ -176,24 +192,26 @@ def _results(program: RecordedProgram) -> list[int]:
     more, or for small values alone.
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
-    then wrote to. Gradients are left out: in exact numbers many are zero, and the rest is rounding.
+    then wrote to; nor does what comes of no end, but of inputs alone: it is made for the next step.
+    Gradients are left out: in exact numbers many are zero, and the rest is rounding.
     """
     ended = {row["value"] for row in program.ends}
+    behind = _made_with(program, ended)
     last: defaultdict[tuple[Any, Any], int] = defaultdict(lambda: NOTHING)
     for node in map(program.maker, ended):
         if node != NOTHING:
             run = program.run_of(node)
             last[run] = max(last[run], node)
-    made: defaultdict[int, list[int]] = defaultdict(list)
-    for number, (_, maker) in program.values.items():
-        made[maker].append(number)
+    made = _by_maker(program)
     # what anything is made of, and what anything is made of that tells one place from another
     read, needed, results = set(ended), set(ended), list[int]()
     for node in range(len(program.nodes) - 1, NOTHING, -1):
         row, numbers = program.nodes[node], made[node]
         is_small = all(map(program.is_small, numbers))
         if (read if is_small else needed).isdisjoint(numbers):
-            if row.get("moves") and (len(program.reads[node]) == 1 or row["op"] == REREAD):
+            if row.get("moves") and (len(set(program.reads[node])) == 1 or row["op"] == REREAD):
+                continue
+            if ended and behind.isdisjoint(numbers):
                 continue
             is_later = node > last[program.run_of(node)]
             if is_later and row.get("phase") != "backward" and "inside" not in row:

@@ -175,7 +175,7 @@ def test_memory_that_is_written_to_afterwards_is_no_end():
     table = row("otel_torch.reread", 3, [1, 2], moves=True)
     place = row("aten.select.int", 4, [3], moves=True)
     written = row("aten.copy_.default", 5, [0], moves=True)
-    last = row("aten.mul.Tensor", 6, [1])
+    last = row("aten.mul.Tensor", 6, [2])
     graph = graph_of_rows([*rows(), table, place, written, last], {}).graph
     assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 6: ""}
 
