@@ -313,6 +313,17 @@ class ComparedRank:
             for graph, place in zip(self.comparison.graphs, fault.places, strict=True)
         )
 
+    def is_input_of_another_size(self, fault: GraphFault) -> bool:
+        """Return whether a fault is an input, and has more or fewer elements in the port."""
+        sizes = {
+            graph.values.numel[place.leaf]
+            for graph, place in zip(self.comparison.graphs, fault.places, strict=True)
+            if place is not None
+            and place.leaf != NOTHING
+            and graph.leaf_kinds[graph.values.leaf[place.leaf]] == "input"
+        }
+        return len(sizes) > 1
+
     def results(self, fault: GraphFault) -> frozenset[RankedKey]:
         """Return what the port computes from what a fault begins with."""
         program = self.comparison.programs[1]

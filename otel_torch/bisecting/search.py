@@ -35,6 +35,10 @@ _FAR = (
     "what comes after it matches with the reference's value, but other places lead there as well, "
     "and may be wrong instead"
 )
+_OTHER_SIZE = (
+    "it is an input of another size, and with the reference's in its place all that is made of it "
+    "is right: paddings and batches may differ"
+)
 _HARMLESS = "{place} differs as well, and changes nothing that the port returns"
 _STEPS_BETWEEN = (
     "what the steps between the recorded ones have made was exchanged, too: they have the faults "
@@ -81,11 +85,18 @@ def bisect_programs(
             return answer
         if not compared.may_share_rows:
             return answer
+        faults = compared.leading.comparison.faults
+        is_resized = answer.is_healed and any(
+            map(compared.leading.is_input_of_another_size, faults)
+        )
         by_rows = recorded.by_rows()
-        # rows tell nothing of an order: what is in another one looks right
-        if not by_rows.leading.comparison.faults:
+        # rows tell nothing of an order: what is in another one looks right; but where an input of
+        # another size is all that differs, that its rows are right is the answer
+        if bool(by_rows.leading.comparison.faults) == is_resized:
             return answer
         second = _Search(recorded, options, tell).run(by_rows)
+        if is_resized:
+            return second if second.verdict == "match" else answer
         return second if second.begins_proven or not answer.is_healed else answer
     except RunFailed as error:
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
@@ -176,6 +187,8 @@ class _Search:
             is_hollow = proof != "proven" and not trial.healed
             self._is_hollow |= is_hollow
             unproven = _NO_MEETING if is_hollow else _FAR
+            if any(leading.is_input_of_another_size(fault) for fault in trial.attempt.faults):
+                proof, unproven = "not proven", _OTHER_SIZE
             reason = None if proof == "proven" else unproven
             for fault in _healed_by(trial, leading):
                 _add(answer, leading, fault, proof, reason, trial)
