@@ -180,6 +180,21 @@ def test_memory_that_is_written_to_afterwards_is_no_end():
     assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 6: ""}
 
 
+def test_what_is_made_of_inputs_alone_for_the_next_step_is_no_end():
+    """Both prompts in one batch are made again for each step; of two equal halves the half counts."""
+
+    def row(op: str, number: int, reads: list[int], **fields) -> dict:
+        own = {"tensor": f"op[{number}]", "op": op, "reads": reads, "value": number, "makes": 0}
+        return PLACE | own | content(number, [2, 8]) | fields
+
+    prompts = row("aten.cat.default", 3, [0, 0], moves=True)
+    scaled = row("aten.mul.Tensor", 4, [0])
+    latents = row("aten.mul.Tensor", 5, [2])
+    both = row("aten.cat.default", 6, [5, 5], moves=True)
+    graph = graph_of_rows([*rows(), prompts, scaled, latents, both], {}).graph
+    assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 5: ""}
+
+
 def write_recording(path: Path, seed: int, *further: dict) -> Path:
     made, ended = rows(seed=seed)[1], PLACE | {"tensor": "end[0]", "end": "out", "value": 1}
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows()[0], made, *further, ended)))
