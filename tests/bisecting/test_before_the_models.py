@@ -176,3 +176,36 @@ def test_what_one_model_returns_may_be_made_of_the_other_s_later(tmp_path: Path)
     never = bisect(tmp_path / "never", reference, returning("made"))
     assert never.verdict == "diverged"
     assert never.faults[0].line is not None and "F.normalize" in never.faults[0].line.text
+
+
+PADDED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = layers
+    def forward(self, ids):
+        x = F.one_hot(ids, 16).float()
+        keep = (ids > 0).float()[..., None]
+        return (self.down(F.silu(self.up(x))) * keep).sum(1) / keep.sum(1)
+model = Model()
+ids = torch.tensor(IDS)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(ids).square().mean().backward()
+optimizer.step()
+"""
+
+
+def test_an_input_of_another_size_is_not_proven(tmp_path: Path) -> None:
+    """Without paddings it is right; with a wrong id it heals all as well as the whole input would."""
+    padded, short, wrong = (
+        PREPARED + PADDED.replace("IDS", ids)
+        for ids in (
+            "[[3, 5, 2, 9, 0, 0], [7, 7, 8, 0, 0, 0]]",
+            "[[3, 5, 2, 9], [7, 7, 8, 0]]",
+            "[[3, 5, 2, 9], [7, 6, 8, 0]]",
+        )
+    )
+    assert bisect(tmp_path / "legal", padded, short).verdict == "match"
+    answer = bisect(tmp_path / "wrong", padded, wrong)
+    assert [fault.proof for fault in answer.faults] == ["not proven"]
+    assert "an input of another size" in answer.unproven[0]

@@ -26,8 +26,8 @@ COLUMNS = (*SCALARS, "sketch")
 COLUMNS_WITH_ROWS = (*COLUMNS, "rows")
 NOTHING = Measurement(None, (), 0, 0, None, "")
 
-# What masks is -1e4 at least, by custom, with something added; and a hundred times what it is added
-# to: of scores it would change, nothing more than 1e-2 is seen beside it.
+# The number that a mask fills in: by custom at least 1e4, less what it is added to, and a hundred
+# times anything else, for beside a smaller one an error of 1e-2 would still be seen.
 _LEAST_FILL = 8192.0
 _FILL_FACTOR = 100.0
 
