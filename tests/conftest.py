@@ -89,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 # how many modules were imported when the heap was frozen last
 _imported_when_frozen = 0
-# so many more are a framework or a compiler, which leave a hundred thousand objects
+# a test that imports so many more has imported a framework or a compiler: a hundred thousand objects
 MANY_MODULES = 100
 
 

@@ -99,13 +99,26 @@ class RecordedPrograms:
             return later
         if not self._is_made_before(compared.leading):
             return compared
-        settings, noise = {side: dict(own) for side, own in self._settings.items()}, self._noise
+        whole = self._attempt(
+            lambda: self._from_the_beginning("what enters a model differs", tell),
+            lambda whole: (
+                bool(whole.leading.comparison.faults) and not _begins_at_leaf(whole.leading)
+            ),
+        )
+        return compared if whole is None else whole
+
+    def _attempt(
+        self, record: Callable[[], ComparedRuns], is_answer: Callable[[ComparedRuns], bool]
+    ) -> ComparedRuns | None:
+        """Return a further comparison if it answers; else all runs are recorded as before."""
+        settings = {side: dict(own) for side, own in self._settings.items()}
+        noise, self._noise = self._noise, None
         with suppress(RunFailed):
-            whole = self._from_the_beginning("what enters a model differs", tell)
-            if whole.leading.comparison.faults and not _begins_at_leaf(whole.leading):
-                return whole
+            compared = record()
+            if is_answer(compared):
+                return compared
         self._settings, self._noise = settings, noise
-        return compared
+        return None
 
     def _whole(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
         """Return the comparison of all steps, if these match, though a model returns something else
@@ -117,16 +130,15 @@ class RecordedPrograms:
         if not has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port))):
             return None
         tell("a model returns something else in each program: recording all steps")
-        settings = {side: dict(own) for side, own in self._settings.items()}
-        noise, self._noise = self._noise, None
-        for own in self._settings.values():
-            own["steps"] = EVERY_STEP
-        with suppress(RunFailed):
-            whole = self._record_both("in all steps")
-            if whole.is_match and whole.leading.comparison.ends:
-                return whole
-        self._settings, self._noise = settings, noise
-        return None
+
+        def record() -> ComparedRuns:
+            for own in self._settings.values():
+                own["steps"] = EVERY_STEP
+            return self._record_both("in all steps")
+
+        return self._attempt(
+            record, lambda whole: whole.is_match and bool(whole.leading.comparison.ends)
+        )
 
     def _later(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
         """Return the comparison of a later step, if the first ones match; else None."""

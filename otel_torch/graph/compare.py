@@ -166,8 +166,8 @@ class GraphComparison:
 
     @property
     def returns_another(self) -> bool:
-        """Whether one program computes what the other returns at each wrong end, and returns
-        something else: what is missing may come later.
+        """Whether at each wrong end one program returns what the other computes on its way: the
+        rest may come later.
         """
         values = values_of_ends(self.programs, [pair for pair in self.ends if not pair.is_right])
         return bool(values[0]) and all(

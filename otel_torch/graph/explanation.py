@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
+import numpy as np
+
 from otel_torch.graph.equality import REORDERED
 from otel_torch.graph.states import RIGHT, ComparedProgram
 
@@ -172,19 +174,20 @@ def _without_computed(
     programs: tuple[ComparedProgram, ComparedProgram], nodes: tuple[list[int], list[int]]
 ) -> tuple[list[int], list[int]]:
     """Drop operations that the other program makes wrong values by elsewhere: it has such code."""
-    wrong = [
-        {
-            tuple(program.family(node))
-            for node in range(program.own_nodes)
-            if any(program.state[made] != RIGHT for made in program.makes[node])
-        }
-        for program in programs
-    ]
     reference, port = programs
+    wrong = [_families_of_wrong(program) for program in programs]
     return (
-        [node for node in nodes[0] if tuple(reference.family(node)) not in wrong[1]],
-        [node for node in nodes[1] if tuple(port.family(node)) not in wrong[0]],
+        [node for node in nodes[0] if reference.family(node) not in wrong[1]],
+        [node for node in nodes[1] if port.family(node) not in wrong[0]],
     )
+
+
+def _families_of_wrong(program: ComparedProgram) -> list[list[str]]:
+    """Return the families of the operations that make values that are not right."""
+    makers = np.unique(program.graph.values.maker[program.state != RIGHT])
+    own = makers[(makers >= 0) & (makers < program.own_nodes)]
+    _, examples = np.unique(program.graph.nodes.operation[own], return_index=True)
+    return [program.family(node) for node in own[examples].tolist()]
 
 
 def _reorders(program: ComparedProgram, node: int) -> bool:

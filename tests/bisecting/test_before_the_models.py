@@ -26,13 +26,17 @@ FUNCTIONAL = """
 with torch.no_grad():
     made = F.linear(F.silu(F.linear(frames * window, up, up_bias)), down, down_bias)
 """
-MODULES = """
+# the same layers in a model, which returns RETURNED
+ENCODER = """
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.up, self.down = layers
     def forward(self, frames):
-        return self.down(F.silu(self.up(frames)))
+        return RETURNED
+"""
+MADE = "self.down(F.silu(self.up(frames)))"
+MODULES = f"""{ENCODER.replace("RETURNED", MADE)}
 with torch.no_grad():
     made = Encoder()(frames * window)
 """
@@ -146,13 +150,7 @@ def test_steps_of_other_forwards_are_compared_all(
     assert line.startswith("rows = torch.cat([rows, frames[:, step")
 
 
-RETURNED = """
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = layers
-    def forward(self, frames):
-        return INSIDE
+TWICE = """
 encoder = Encoder()
 with torch.no_grad():
     first, second = encoder(frames), encoder(frames.flip(0))
@@ -160,20 +158,17 @@ with torch.no_grad():
 """
 
 
-def returning(inside: str, outside: str = "") -> str:
-    made = "self.down(F.silu(self.up(frames)))"
-    return PREPARED + RETURNED.replace("INSIDE", inside.replace("made", made)).replace(
-        "OUTSIDE", outside
-    )
+def returning(returned: str, outside: str = "") -> str:
+    return PREPARED + ENCODER.replace("RETURNED", returned) + TWICE.replace("OUTSIDE", outside)
 
 
 def test_what_one_model_returns_may_be_made_of_the_other_s_later(tmp_path: Path) -> None:
-    reference = returning("F.normalize(made, dim=-1)")
+    reference = returning(f"F.normalize({MADE}, dim=-1)")
     answer = bisect(
-        tmp_path / "later", reference, returning("made", "(lambda made: F.normalize(made, dim=-1))")
+        tmp_path / "later", reference, returning(MADE, "(lambda made: F.normalize(made, dim=-1))")
     )
     assert answer.verdict == "match"
-    never = bisect(tmp_path / "never", reference, returning("made"))
+    never = bisect(tmp_path / "never", reference, returning(MADE))
     assert never.verdict == "diverged"
     assert never.faults[0].line is not None and "F.normalize" in never.faults[0].line.text
 

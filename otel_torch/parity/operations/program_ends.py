@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -177,13 +177,14 @@ def _by_maker(program: RecordedProgram) -> defaultdict[int, list[int]]:
     return made
 
 
-def _made_with(program: RecordedProgram, values: Collection[int]) -> set[int]:
-    """Return some values and all that is made from them."""
+def _made_with(
+    program: RecordedProgram, made: Mapping[int, Sequence[int]], values: Collection[int]
+) -> set[int]:
+    """Return some values and all that is made from them, with what each node makes."""
     found = set(values)
-    made = _by_maker(program)
     for node, read in enumerate(program.reads):
         if not found.isdisjoint(read):
-            found.update(made[node])
+            found.update(made.get(node, ()))
     return found
 
 
@@ -196,13 +197,13 @@ def _results(program: RecordedProgram) -> list[int]:
     Gradients are left out: in exact numbers many are zero, and the rest is rounding.
     """
     ended = {row["value"] for row in program.ends}
-    behind = _made_with(program, ended)
+    made = _by_maker(program)
+    behind = _made_with(program, made, ended)
     last: defaultdict[tuple[Any, Any], int] = defaultdict(lambda: NOTHING)
     for node in map(program.maker, ended):
         if node != NOTHING:
             run = program.run_of(node)
             last[run] = max(last[run], node)
-    made = _by_maker(program)
     # what anything is made of, and what anything is made of that tells one place from another
     read, needed, results = set(ended), set(ended), list[int]()
     for node in range(len(program.nodes) - 1, NOTHING, -1):

@@ -103,9 +103,7 @@ UNMEASURED = MeasuredValue(NOTHING, None)
 
 
 def measure_value(tensor: torch.Tensor, columns: tuple[str, ...]) -> MeasuredValue:
-    """Measure a value with its sketches, of which NaN, Inf and what masks are filled with are left
-    out.
-    """
+    """Measure a value. Its sketches leave out NaN, Inf and the number that a mask fills in."""
     if not tensor.is_cpu and _may_be_copied(tensor):
         return MeasuredValue(_measure_on_device(tensor, columns), None)
     measurement = measure(tensor, columns)
