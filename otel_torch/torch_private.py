@@ -608,6 +608,29 @@ def leave_below_all_modes(mode: Any) -> bool:
         _put_modes(others)
 
 
+def keep_modes_after(leave: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that leaves inference mode, and keeps the thread's dispatch modes.
+
+    To leave it restores which dispatch keys were active when it began: a mode entered meanwhile
+    would see nothing more, and after one that was left torch raises.
+    """
+
+    def leave_inference_mode(*args: Any) -> Any:
+        result = leave(*args)
+        _activate_modes()
+        return result
+
+    return leave_inference_mode
+
+
+def _activate_modes() -> None:
+    """Have operations go through this thread's dispatch modes, if it has any."""
+    has_modes = torch._C._len_torch_dispatch_stack() > 0
+    for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+        if torch._C._dispatch_tls_is_dispatch_key_included(key) != has_modes:
+            torch._C._dispatch_tls_set_dispatch_key_included(key, has_modes)
+
+
 def current_raw_stream(index: int) -> int:
     """Return the handle of a GPU's current stream. torch's public way makes an object of it."""
     try:
@@ -850,6 +873,29 @@ def _enters_below() -> bool:
         return leave_below_all_modes(lower) and is_below
 
 
+def _keeps_modes() -> bool:
+    """Return whether a mode entered in inference mode sees operations after it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    seen = Seen()  # type: ignore[no-untyped-call]
+    inference = torch.inference_mode()
+    inference.__enter__()
+    seen.__enter__()
+    keep_modes_after(torch.inference_mode.__exit__)(inference, None, None, None)
+    torch.zeros(1)
+    seen.__exit__(None, None, None)
+    return seen.count == 1
+
+
 def _notices_fakes() -> bool:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -898,6 +944,7 @@ _WAYS: tuple[tuple[str, Callable[[], object], str], ...] = (
     ("TorchScript", _compiles_scripts, "it cannot compile a recorded module"),
     ("parts of a DTensor", _knows_shards, "recorded without their place"),
     ("modes below others", _enters_below, "no graph of operations"),
+    ("modes after inference mode", _keeps_modes, "its graph ends with it"),
     ("tensors without numbers", _notices_fakes, "recorded as operations of the program"),
     ("lines of backward operations", _numbers_nodes, "only that of the backward pass"),
     ("decompositions of operations", _breaks_up, "fused norms and losses stay whole"),

@@ -106,6 +106,7 @@ class GraphCapture(Source):
         self._restore_compiler: Callable[[], None] | None = None
         self._replacements = Replacements()
         follow_kernels(self._replacements)
+        self._replacements.replace(torch.inference_mode, "__exit__", torch_private.keep_modes_after)
         events.modules_found.append(self._guarded(self._attach))
         events.forward_began.append(self._guarded(self._on_forward))
         events.optimizer_stepping.append(self._guarded(self._on_stepping))

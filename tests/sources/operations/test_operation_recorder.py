@@ -238,6 +238,29 @@ def test_inference_mode_is_followed_without_version_counters(x: torch.Tensor) ->
     assert graph.operations() == ["aten.t", "aten.mm", "aten.add_", "aten.exp"]
 
 
+def test_what_follows_inference_mode_is_recorded(x: torch.Tensor) -> None:
+    net = Net(lambda net, x: x.exp())
+
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            y = net(x)
+        return y + torch.ones(4)
+
+    assert record(run).operations() == ["aten.exp", "aten.ones", "aten.add"]
+
+
+def test_a_recording_that_ends_in_inference_mode_leaves_the_program_alone(x: torch.Tensor) -> None:
+    net = Net(lambda net, x: x.exp())
+
+    def run() -> None:
+        net(x)
+        with torch.inference_mode():
+            net(x)  # a step that is not recorded
+        assert torch.ones(3).sum() == 3
+
+    assert record(run).operations() == ["aten.exp"]
+
+
 @pytest.mark.parametrize(
     "write",
     [
