@@ -874,26 +874,19 @@ def _enters_below() -> bool:
 
 
 def _keeps_modes() -> bool:
-    """Return whether a mode entered in inference mode sees operations after it."""
+    """Return whether a mode that was entered in inference mode is active after it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Seen(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            self.count += 1
-            return func(*args, **(kwargs or {}))
-
-    seen = Seen()  # type: ignore[no-untyped-call]
-    inference = torch.inference_mode()
+    mode: Any = TorchDispatchMode()  # type: ignore[no-untyped-call]
+    inference: Any = torch.inference_mode()
     inference.__enter__()
-    seen.__enter__()
-    keep_modes_after(torch.inference_mode.__exit__)(inference, None, None, None)
-    torch.zeros(1)
-    seen.__exit__(None, None, None)
-    return seen.count == 1
+    mode.__enter__()
+    try:
+        keep_modes_after(type(inference).__exit__)(inference, None, None, None)
+        key = torch._C.DispatchKey.Python
+        return bool(torch._C._dispatch_tls_is_dispatch_key_included(key))
+    finally:
+        mode.__exit__(None, None, None)
 
 
 def _notices_fakes() -> bool:
