@@ -13,7 +13,16 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
-from otel_torch.graph.states import DOUBTFUL, RIGHT, WRONG, ComparedProgram
+from otel_torch.graph.states import (
+    DOUBTFUL,
+    RIGHT,
+    WRONG,
+    ComparedProgram,
+    does_nothing,
+    is_moved,
+    made_from,
+    moved_back,
+)
 
 # A node (0, 1, …) or a leaf, as -1 - value.
 Origin = int
@@ -87,12 +96,14 @@ class Doubt:
         sources: By bit.
         tiers: Value -> bits of the sources that doubt comes from; the first tier is strong.
         cleared: Value -> acquitted origins that it depends on.
+        legal: Origins of weak doubt of which something right is made: they are not suspected.
     """
 
     sources: list[Origin] = field(default_factory=list)
     bits: dict[Origin, int] = field(default_factory=dict)
     tiers: dict[int, Tiers] = field(default_factory=dict)
     cleared: dict[int, frozenset[Origin]] = field(default_factory=dict)
+    legal: Set[Origin] = frozenset()
 
     def bit(self, origin: Origin) -> int:
         """Return the bit of a source, a new one if need be."""
@@ -238,6 +249,8 @@ def find_sources(
         if not acquitting:
             break
         blind |= acquitting
+    if rules.acquits:
+        doubt.legal = _legal(program, other, doubt, rules, blind)
     return _sources(program, doubt, ends, rules), doubt
 
 
@@ -309,30 +322,87 @@ def _acquitting(
         blind: Nodes that acquit nothing.
     """
     acquitting: dict[int, set[Origin]] = {}
-    sure = program.is_sure
     doubted = [value for value, tiers in doubt.tiers.items() if tiers[0] & needed]
     unknown = _of_unknown_numbers(program, doubt)
     for node in sorted({reader for value in doubted for reader in program.readers[value]} - blind):
         bits = doubt.of(program.reads[node])[0]
-        if not bits & needed or _says_little(program, node):
+        if not bits & needed:
             continue
-        made = [item for item in program.makes[node] if sure[item]]
-        if not made or any(item in doubt.tiers for item in program.makes[node]):
+        made = _sure(program, doubt, node)
+        if not made:
             made = [item for item in program.makes[node] if program.same_numbers[item] >= 0]
             bits &= unknown
             if not made or not bits:
                 continue
-        may_be_blind = rules.sees_insensitive and not _are_independent(doubt, program.reads[node])
-        if may_be_blind and _is_insensitive(program, other, node, made[0]):
-            continue
-        acquitting[node] = set(doubt.members(bits))
+        if _is_evidence(program, other, doubt, node, made[0], rules):
+            acquitting[node] = set(doubt.members(bits))
     return acquitting
+
+
+def _sure(program: ComparedProgram, doubt: Doubt, node: int) -> list[int]:
+    """Return what a node makes that is surely right; nothing if any of it is in doubt."""
+    makes = program.makes[node]
+    if any(made in doubt.tiers for made in makes):
+        return []
+    return [made for made in makes if program.is_sure[made]]
+
+
+def _is_evidence(
+    program: ComparedProgram,
+    other: ComparedProgram,
+    doubt: Doubt,
+    node: int,
+    made: int,
+    rules: Rules,
+) -> bool:
+    """Return whether a right value says that what its node reads is right, though in doubt."""
+    if _says_little(program, node) or does_nothing(program, node):
+        return False
+    if not rules.sees_insensitive or not _is_insensitive(program, other, node, made):
+        return True
+    doubted = {read for read in program.reads[node] if read in doubt.tiers or read in doubt.cleared}
+    return _are_independent(program, doubted)
+
+
+def _legal(
+    program: ComparedProgram, other: ComparedProgram, doubt: Doubt, rules: Rules, blind: Set[int]
+) -> set[Origin]:
+    """Return the sources of weak doubt that surely right values acquit, and the same code with
+    numbers in another order, in other blocks and steps.
+    """
+    bits_of_legal = 0
+    doubted = {reader for value in doubt.tiers for reader in program.readers[value]}
+    for node in sorted(doubted - blind):
+        made = _sure(program, doubt, node)
+        weak = 0
+        for bits in doubt.of(program.reads[node])[1:]:
+            weak |= bits
+        is_news = made and weak & ~bits_of_legal
+        if is_news and _is_evidence(program, other, doubt, node, made[0], rules):
+            bits_of_legal |= weak
+    legal = set(doubt.members(bits_of_legal))
+    layouts = {origin for origin in legal if _has_same_numbers(program, origin)}
+    repeated = _repetitions(program, doubt, layouts)
+    return legal | {origin for origin in repeated if _has_same_numbers(program, origin)}
 
 
 def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:
     """Return sources that are the same code as legal ones, in another block."""
     codes = {program.code(origin) for origin in legal if origin >= 0}
     return {origin for origin in doubt.sources if origin >= 0 and program.code(origin) in codes}
+
+
+def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
+    """Return what was to change some right values, and has left them as they were."""
+    right = [value for value in values if value >= 0 and program.state[value] == RIGHT]
+    makers = {program.maker[value] for value in moved_back(program, right)}
+    return [
+        read
+        for node in sorted(makers)
+        if node >= 0 and does_nothing(program, node)
+        for read in program.reads[node]
+        if read >= 0 and program.state[read] != RIGHT
+    ]
 
 
 def _says_little(program: ComparedProgram, node: int) -> bool:
@@ -353,11 +423,12 @@ def _of_unknown_numbers(program: ComparedProgram, doubt: Doubt) -> int:
 
     These are acquitted by numbers that it has, though in another order; an order is not.
     """
-    return sum(
-        bit
-        for origin, bit in doubt.bits.items()
-        if program.same_numbers[-1 - origin if origin < 0 else program.makes[origin][0]] < 0
-    )
+    return sum(bit for origin, bit in doubt.bits.items() if not _has_same_numbers(program, origin))
+
+
+def _has_same_numbers(program: ComparedProgram, origin: Origin) -> bool:
+    value = -1 - origin if origin < 0 else program.makes[origin][0]
+    return program.same_numbers[value] >= 0
 
 
 def _is_insensitive(
@@ -378,19 +449,33 @@ def _is_insensitive(
     return False
 
 
-def _are_independent(doubt: Doubt, values: list[int]) -> bool:
-    """Return whether several values are in doubt, each because of other sources: an operation that
-    makes a right value of them sees both, as queries and keys in another order within their heads.
+def _are_independent(program: ComparedProgram, values: Set[int]) -> bool:
+    """Return whether none of several values is made of another one: an operation that makes a right
+    value of them sees both, as queries and keys in another order within their heads.
     """
-    seen: set[Origin] = set()
-    count = 0
-    for value in set(values):
-        origins = {*doubt.members(doubt.strong(value)), *doubt.cleared.get(value, ())}
-        if origins & seen:
-            return False
-        seen |= origins
-        count += bool(origins)
-    return count > 1
+    roots = {_before_layouts(program, value) for value in values}
+    if len(roots) < 2:
+        return False
+    first = min(roots)
+    reads = {
+        read
+        for root in roots
+        if program.maker[root] >= 0
+        for read in program.reads[program.maker[root]]
+        if read >= 0
+    }
+    return roots.isdisjoint(made_from(program, reads, lambda value: value > first))
+
+
+def _before_layouts(program: ComparedProgram, value: int) -> int:
+    """Return what a value was made of by moves that keep all numbers."""
+    numel = program.graph.values.numel
+    while is_moved(program, value):
+        reads = program.reads[program.maker[value]]
+        if len(reads) != 1 or numel[reads[0]] != numel[value]:
+            break
+        value = reads[0]
+    return value
 
 
 def _is_done_alike(program: ComparedProgram, node: int, other: ComparedProgram, twin: int) -> bool:
@@ -446,11 +531,14 @@ def what_is_before(
         return [], []
     reads = program.reads[origin]
     unsure = doubt.of([value for value in reads if program.state[value] != RIGHT])
+    idle = doubt.of(idle_operands(program, reads))
     suspects = [
-        suspect for bits in (*unsure[1:], *doubt.of(reads)[1:]) for suspect in doubt.members(bits)
+        suspect
+        for bits in (*unsure[1:], *doubt.of(reads)[1:], *idle)
+        for suspect in doubt.members(bits)
     ]
     cleared = {item for read in reads for item in doubt.cleared.get(read, frozenset())}
-    return list(dict.fromkeys(suspects)), sorted(cleared)
+    return [own for own in dict.fromkeys(suspects) if own not in doubt.legal], sorted(cleared)
 
 
 def _accused(program: ComparedProgram, doubt: Doubt, ends: list[int]) -> set[Origin]:

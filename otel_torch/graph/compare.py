@@ -46,6 +46,7 @@ from otel_torch.graph.suspects import (
     blame_other_numbers,
     blame_other_orders,
     blame_suspects_of_twins,
+    blame_what_changes_nothing,
 )
 from otel_torch.graph.terms import Pair, begin_with_terms, makers_of_terms
 from otel_torch.graph.unfold import unfold
@@ -358,6 +359,7 @@ def _find_faults(
         sources = blame_suspects_of_twins(programs, sources, doubts)
     if rules.finds_other_numbers:
         sources = blame_other_numbers(programs, sources, doubts)
+    sources = blame_what_changes_nothing(programs, sources, doubts)
     if rules.finds_other_orders:
         sources = blame_other_orders(programs, sources, doubts)
     # what was not recorded may have made a wrong leaf of right values: the last that is blamed

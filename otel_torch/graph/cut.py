@@ -33,7 +33,9 @@ from otel_torch.graph.states import (
     WRONG,
     ComparedProgram,
     Programs,
+    is_open,
     made_with,
+    reads_wrong,
 )
 
 # Lines that a person reads at once: a fault is proven to be among those between right values and
@@ -198,7 +200,7 @@ def _is_wrong_leaf(program: ComparedProgram, value: int) -> bool:
 def _is_made_wrong(program: ComparedProgram, value: int) -> bool:
     """Return whether a node makes a wrong value of right ones."""
     node = program.maker[value]
-    return bool(program.state[value] == WRONG and node >= 0 and not _reads_wrong(program, node))
+    return bool(program.state[value] == WRONG and node >= 0 and not reads_wrong(program, node))
 
 
 def _leaves(comparison: GraphComparison, fault: GraphFault) -> Counterpart | None:
@@ -320,17 +322,13 @@ def begins_of(program: ComparedProgram, place: FaultPlace | None) -> set[int]:
         return set()
     if place.leaf != NOTHING:
         return {place.leaf}
-    first = [node for node in place.region if not _reads_wrong(program, node)]
+    first = [node for node in place.region if not reads_wrong(program, node)]
     return {made for node in (*place.nodes, *first) for made in program.makes[node]}
-
-
-def _reads_wrong(program: ComparedProgram, node: int) -> bool:
-    return any(read >= 0 and program.state[read] != RIGHT for read in program.reads[node])
 
 
 def _first_of(program: ComparedProgram, begins: set[int], known: Set[int]) -> list[int]:
     """Return the first roots of which something is known on every way from some values on."""
-    waiting = [value for value in begins if program.state[value] != RIGHT]
+    waiting = [value for value in begins if is_open(program, value)]
     seen = set(waiting)
     heapq.heapify(waiting)
     first: dict[int, None] = {}
@@ -342,7 +340,7 @@ def _first_of(program: ComparedProgram, begins: set[int], known: Set[int]) -> li
             continue
         for node in program.readers[value]:
             for made in program.makes[node]:
-                if program.state[made] != RIGHT and made not in seen:
+                if made not in seen and is_open(program, made):
                     seen.add(made)
                     heapq.heappush(waiting, made)
     return list(first)
@@ -367,7 +365,7 @@ def _what_makes(
         value = waiting.pop()
         node = program.maker[value]
         reads = [] if node < 0 else [read for read in program.reads[node] if read >= 0]
-        before = [read for read in reads if program.state[read] != RIGHT]
+        before = [read for read in reads if is_open(program, read)]
         if value not in begins and is_suspect(value):
             others.add(origin_of(program, value))
         if node < 0:

@@ -136,7 +136,7 @@ def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
     """
     are_trainings = all(program.graph.passed.any() for program in programs)
     are_open = [
-        not pair.is_right
+        bool(pair.name and not pair.is_right)
         and all(
             program.readers[value] and (not are_trainings or _is_of_forward(program, value))
             for program, value in _in_programs(programs, pair)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from otel_torch.graph.ends import EndPair, Limits, compare_ends, values_of_ends
-from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, made_from
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, does_nothing, made_from
 
 
 def add_exchanged(
@@ -79,5 +79,7 @@ def _before(program: ComparedProgram, ends: list[int], replaced: set[int]) -> Se
 
 
 def _is_surely_right(program: ComparedProgram, value: int) -> bool:
-    is_right = program.state[value] == RIGHT and program.is_informed[value]
-    return bool(is_right and not program.graph.nodes.moves[program.maker[value]])
+    if program.state[value] != RIGHT or not program.is_informed[value]:
+        return False
+    node = program.maker[value]
+    return not (program.graph.nodes.moves[node] or (node >= 0 and does_nothing(program, node)))

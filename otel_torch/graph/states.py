@@ -151,6 +151,37 @@ def is_moved(program: ComparedProgram, value: int) -> bool:
     return node >= 0 and bool(program.graph.nodes.moves[node])
 
 
+def does_nothing(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node makes what it reads already, as a product with ones does: that the
+    result is right says nothing of its other operands.
+    """
+    reads, makes = program.reads[node], program.makes[node]
+    if len(reads) < 2 or len(makes) != 1 or program.graph.nodes.moves[node]:
+        return False
+    group = program.side.group
+    return any(
+        read >= 0 and program.state[read] == RIGHT and group[read] == group[makes[0]]
+        for read in reads
+    )
+
+
+def is_open(program: ComparedProgram, value: int) -> bool:
+    """Return whether a fault may pass through a value: one that is not right, or that something
+    wrong has left as it was.
+    """
+    if program.state[value] != RIGHT:
+        return True
+    while is_moved(program, value) and len(program.reads[program.maker[value]]) == 1:
+        value = program.reads[program.maker[value]][0]
+    node = program.maker[value]
+    return node >= 0 and does_nothing(program, node) and reads_wrong(program, node)
+
+
+def reads_wrong(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node reads something that is not right."""
+    return any(read >= 0 and program.state[read] != RIGHT for read in program.reads[node])
+
+
 def computed_from(program: ComparedProgram, value: int) -> set[int]:
     """Return the values that round and are computed from a value by such alone: of indices only
     the place of the largest comes through, of logits all numbers.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from otel_torch.graph.blame import Doubt, DoubtSource, what_is_before
+from otel_torch.graph.blame import Doubt, DoubtSource, idle_operands, what_is_before
 from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, ComparedProgram
@@ -59,6 +59,28 @@ def blame_other_orders(
             if partner != NOTHING and not _is_carried_on(programs[side], doubts[side], node):
                 blamed[side].add(node)
                 blamed[1 - side].add(programs[1 - side].maker[partner])
+    return _move(programs, sources, doubts, blamed)
+
+
+def blame_what_changes_nothing(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    sources: list[list[DoubtSource]],
+    doubts: list[Doubt],
+) -> list[list[DoubtSource]]:
+    """Blame what is wrong and leaves as it was what a source reads: a table of ones, where the
+    other program has one that turns.
+    """
+    blamed = [
+        {
+            origin
+            for source in own
+            if source.origin >= 0
+            for origin in doubt.members(
+                doubt.of(idle_operands(program, program.reads[source.origin]))[0]
+            )
+        }
+        for program, own, doubt in zip(programs, sources, doubts, strict=True)
+    ]
     return _move(programs, sources, doubts, blamed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from otel_torch.graph.blame import ROUNDS
-from otel_torch.graph.compare import compare_graphs
+from otel_torch.graph.compare import GraphComparison, compare_graphs
 from otel_torch.graph.graph import Graph
 from tests.graph.writer import Tensor, Writer
 
@@ -50,13 +50,16 @@ def first_step(scale: float, *, is_fused: bool) -> Graph:
     return writer.finish()
 
 
+def lines_of(comparison: GraphComparison) -> list[str]:
+    """Return at which line of the port each fault begins."""
+    graph = comparison.graphs[1]
+    places = [fault.port for fault in comparison.faults if fault.port is not None]
+    return [graph.lines[graph.nodes.line[place.nodes[0]]][1] for place in places]
+
+
 def test_a_step_that_sees_only_signs_acquits_nothing_before_it() -> None:
     graphs = first_step(0.5, is_fused=True), first_step(0.7, is_fused=False)
-    comparison = compare_graphs(*graphs)
-    places = [fault.port for fault in comparison.faults if fault.port is not None]
-    graph = comparison.graphs[1]
-    lines = [graph.lines[graph.nodes.line[place.nodes[0]]][1] for place in places]
-    assert lines == ["scale"]
+    assert lines_of(compare_graphs(*graphs)) == ["scale"]
 
 
 KEYS, QUERIES = (RANDOM.standard_normal((6, 6)).astype(np.float32) for _ in range(2))
@@ -81,7 +84,54 @@ def test_queries_and_keys_that_are_turned_alike_are_acquitted_by_right_scores() 
     turn = np.linalg.qr(RANDOM.standard_normal((6, 6)))[0].astype(np.float32)
     reference = decoder(np.eye(6, dtype=np.float32))
     assert compare_graphs(reference, decoder(turn)).is_match
-    comparison = compare_graphs(reference, decoder(turn, 1.5))
-    graph = comparison.graphs[1]
-    places = [fault.port for fault in comparison.faults if fault.port is not None]
-    assert [graph.lines[graph.nodes.line[place.nodes[0]]][1] for place in places] == ["queries"]
+    assert lines_of(compare_graphs(reference, decoder(turn, 1.5))) == ["queries"]
+
+
+def attention(order: list[int], scale: float = 1.0, *, is_fused: bool) -> Graph:
+    """Return two rows of scores over the same keys, with the columns of each head in an order."""
+    writer = Writer()
+    x, later = writer.leaf("x", X, "input"), writer.leaf("later", X[::-1].copy() ** 3, "input")
+    projections = QUERIES[:, order], KEYS[:, order]
+    if is_fused:
+        whole = writer.leaf("qk", np.concatenate(projections, 1))
+
+        def project(tokens: Tensor) -> list[Tensor]:
+            made = writer.at("whole").op("mm", tokens, whole)
+            return [writer.at("split").op("slice", made, 1, i, i + 6) for i in (0, 6)]
+    else:
+        weights = [writer.leaf(name, w) for name, w in zip("qk", projections, strict=True)]
+
+        def project(tokens: Tensor) -> list[Tensor]:
+            return [writer.at("projection").op("mm", tokens, weight) for weight in weights]
+
+    queries, keys = project(x)
+    turned = writer.op("transpose", keys, (1, 0))
+    writer.end("out", writer.op("tanh", writer.at("scores").op("mm", queries, turned)))
+    later_queries, _ = project(later)
+    scaled = writer.at("scale").op("mul.scalar", later_queries, scale)
+    writer.end("out#2", writer.op("tanh", writer.at("scores").op("mm", scaled, turned)))
+    return writer.finish()
+
+
+def test_parts_of_one_projection_are_acquitted_by_right_scores() -> None:
+    order = [3, 1, 5, 0, 2, 4]
+    reference = attention(list(range(6)), is_fused=False)
+    assert compare_graphs(reference, attention(order, is_fused=True)).is_match
+    comparison = compare_graphs(reference, attention(order, 1.5, is_fused=True))
+    assert lines_of(comparison) == ["scale"]
+
+
+def positioned(step: float) -> Graph:
+    """Return scores of queries that a table of positions has changed."""
+    writer = Writer()
+    x, q, k = (writer.leaf(name, w) for name, w in (("x", X), ("q", QUERIES), ("k", KEYS)))
+    positions = writer.leaf("positions", np.abs(W))
+    table = writer.op("add.scalar", writer.at("table").op("mul.scalar", positions, step), 1.0)
+    query = writer.at("turn").op("mul", writer.at("query").op("mm", x, q), table)
+    writer.end("out", writer.op("tanh", writer.at("scores").op("mm", query, k)))
+    return writer.finish()
+
+
+def test_what_leaves_a_value_as_it_was_is_not_right_because_of_it() -> None:
+    """A product with ones is the reference's value before its product: it acquits no table."""
+    assert lines_of(compare_graphs(positioned(0.5), positioned(0.0)))[0] == "table"

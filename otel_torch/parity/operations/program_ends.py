@@ -20,6 +20,8 @@ from otel_torch.graph.graph import NOTHING
 from otel_torch.recording.rows import Row
 
 _UPDATE, REREAD = "update", "otel_torch.reread"
+# so few numbers, of so many times as many, are shown to people: a mean of each channel
+_FEW, _TIMES = 16, 16
 # rank, loop and step
 Step = tuple[Any, Any, Any]
 
@@ -58,8 +60,21 @@ class RecordedProgram:
 
     def is_small(self, value: int) -> bool:
         """Return whether a value has too few elements to tell one place from another."""
+        size = self._size(value)
+        return size is not None and size < LEAST_NUMEL
+
+    def sums_up(self, node: int, numbers: Sequence[int]) -> bool:
+        """Return whether a node makes a few numbers of many."""
+        most = max((self._size(value) or 0 for value in self.reads[node]), default=0)
+        return all(
+            self.is_small(value) or (self._size(value) or most) <= min(_FEW, most // _TIMES)
+            for value in numbers
+        )
+
+    def _size(self, value: int) -> int | None:
+        """Return how many elements a value has, if that is known."""
         shape = self.values[value][0].get("shape") if value in self.values else None
-        return shape is not None and math.prod(shape) < LEAST_NUMEL
+        return None if shape is None else math.prod(shape)
 
     def is_update(self, node: int) -> bool:
         """Return whether a node is part of an optimizer's step."""
@@ -208,7 +223,7 @@ def _results(program: RecordedProgram) -> list[int]:
     read, needed, results = set(ended), set(ended), list[int]()
     for node in range(len(program.nodes) - 1, NOTHING, -1):
         row, numbers = program.nodes[node], made[node]
-        is_small = all(map(program.is_small, numbers))
+        is_small = program.sums_up(node, numbers)
         if (read if is_small else needed).isdisjoint(numbers):
             if row.get("moves") and (len(set(program.reads[node])) == 1 or row["op"] == REREAD):
                 continue
