@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
@@ -130,7 +131,34 @@ def _compare_regions(
         return Explanation("extra", (), _names(port, _readers(port, only[1], read[0])))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
+    if set(names[0]) == set(names[1]):
+        return _compare_reads(programs, regions, read)
     return Explanation("operation", *names)
+
+
+def _compare_reads(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    regions: tuple[list[int], list[int]],
+    read: Sequence[set[int]],
+) -> Explanation:
+    """Return which right value each of two regions reads first that the other one does not."""
+    first = _first_reading(programs[0], regions[0], read[0] - read[1])
+    second = _first_reading(programs[1], regions[1], read[1] - read[0])
+    if first is None or second is None:
+        return Explanation("other")
+    name = _names(programs[0], [first[0]])[0]
+    return Explanation("operand", first[1:], second[1:], name)
+
+
+def _first_reading(
+    program: ComparedProgram, nodes: list[int], groups: set[int]
+) -> tuple[int, int] | None:
+    """Return the first node that reads a right value of some groups, and that value."""
+    for node in nodes:
+        for value, group in zip(program.reads[node], program.operands(node), strict=True):
+            if group in groups:
+                return node, value
+    return None
 
 
 def _read_the_same(programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int) -> bool:
