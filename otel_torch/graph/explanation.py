@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.graph.equality import REORDERED
-from otel_torch.graph.states import RIGHT, ComparedProgram
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
 
 Kind = Literal[
     "arguments",  # the same operation with other arguments
@@ -125,9 +125,9 @@ def _compare_regions(
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
-    if read[0] - read[1] and not read[1] - read[0]:
+    if read[0] - read[1] - _read_elsewhere(port) and not read[1] - read[0]:
         return Explanation("missing", _names(reference, _readers(reference, only[0], read[1])))
-    if read[1] - read[0] and not read[0] - read[1]:
+    if read[1] - read[0] - _read_elsewhere(reference) and not read[0] - read[1]:
         return Explanation("extra", (), _names(port, _readers(port, only[1], read[0])))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
@@ -166,6 +166,13 @@ def _read_the_same(programs: tuple[ComparedProgram, ComparedProgram], own: int, 
     reference, port = programs
     common = set(reference.operands(own)) & set(port.operands(other))
     return reference.operation[own] == port.operation[other] and bool(common - {-1})
+
+
+def _read_elsewhere(program: ComparedProgram) -> set[int]:
+    """Return the groups of the right values of which a program makes something wrong."""
+    wrong = np.flatnonzero(program.state == WRONG).tolist()
+    makers = {program.maker[value] for value in wrong} - {-1}
+    return _right_groups(program, sorted(makers))
 
 
 def _readers(program: ComparedProgram, nodes: list[int], known: set[int]) -> list[int]:
