@@ -313,6 +313,13 @@ class ComparedRank:
             for graph, place in zip(self.comparison.graphs, fault.places, strict=True)
         )
 
+    def is_exchanged_itself(self, fault: GraphFault) -> bool:
+        """Return whether a fault is a weight or an input of one size in both programs."""
+        if not fault.begins_at_leaf:
+            return False
+        cut = self.cut(fault)
+        return cut is not None and cut.is_leaf
+
     def is_input_of_another_size(self, fault: GraphFault) -> bool:
         """Return whether a fault is an input, and has more or fewer elements in the port."""
         sizes = {

@@ -321,14 +321,14 @@ class _Search:
     ) -> list[Attempt]:
         """Return what to try, the surest first.
 
-        Weights and inputs depend on nothing, so all of them are tried together. A line that was at
-        fault already is tried in its next repetitions.
+        Weights and inputs depend on nothing, so all that can be exchanged are tried together; what
+        has another size is not. A line that was at fault already is tried in its next repetitions.
         """
         leading = compared.leading
-        leaves = tuple(fault for fault in faults if fault.begins_at_leaf)
+        leaves = tuple(fault for fault in faults if leading.is_exchanged_itself(fault))
         attempts: list[Attempt] = []
         for fault in faults:
-            batch = leaves if fault.begins_at_leaf else (fault,)
+            batch = leaves if fault in leaves else (fault,)
             if any(batch == attempt.faults for attempt in attempts):
                 continue
             is_repeated = answer.has_place_of(leading.finding(fault))
