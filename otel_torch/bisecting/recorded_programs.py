@@ -295,10 +295,12 @@ def _leaves_at_fault(rank: ComparedRank) -> set[str]:
 
 def _is_unsure(rank: ComparedRank) -> bool:
     """Return whether the model of errors says too little: in a coarse dtype, beside ranks, which
-    add up in another order, where the ends are hardly wrong, and where all are right, but so much
-    is legal that a fault may hide.
+    add up in another order, in a training, whose optimizer may divide rounding by rounding, where
+    the ends are hardly wrong, and where all are right, but so much is legal that a fault may hide.
     """
     comparison = rank.comparison
     if is_coarse(comparison.graphs[0]) or comparison.is_close:
         return True
-    return comparison.is_vague if comparison.is_match else rank.is_divided
+    if comparison.is_match:
+        return comparison.is_vague
+    return rank.is_divided or all(graph.has_backward for graph in comparison.graphs)

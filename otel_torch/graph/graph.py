@@ -209,6 +209,11 @@ class Graph:
         return self.made_by(self.nodes_of(PUT))
 
     @property
+    def has_backward(self) -> bool:
+        """Whether the program computes gradients."""
+        return "backward" in self.phases
+
+    @property
     def is_split(self) -> bool:
         """Whether values are also read as parts or terms of others."""
         return bool((self.nodes.is_reading & ~self.nodes_of(AXIS_LAST)).any())

@@ -229,6 +229,11 @@ def _results(program: RecordedProgram) -> list[int]:
                 continue
             if ended and behind.isdisjoint(numbers):
                 continue
+            # squares of gradients of which a norm is shown: the program goes on with the gradients
+            is_shown = not read.isdisjoint(numbers)
+            if is_shown and not needed.isdisjoint(program.reads[node]):
+                read.update(program.reads[node])
+                continue
             is_later = node > last[program.run_of(node)]
             if is_later and row.get("phase") != "backward" and "inside" not in row:
                 results += reversed(numbers)
