@@ -92,7 +92,7 @@ class CommandPrograms:
                 f"the {side} recorded no operations: does it compute with torch, in a Python that "
                 f"has otel_torch? What it printed is in {folder / OUTPUT}"
             )
-        run = ProgramRun(side, why, command, seconds, recordings)
+        run = ProgramRun(side, why, command, seconds, recordings, folder / OUTPUT)
         self.runs.append(run)
         return run
 

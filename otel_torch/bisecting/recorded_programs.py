@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -24,6 +25,7 @@ from otel_torch.bisecting.later_steps import (
     find_later_step,
     has_short_steps,
 )
+from otel_torch.bisecting.printed import find_difference
 from otel_torch.bisecting.runs import (
     NothingRecorded,
     ProgramRun,
@@ -71,6 +73,7 @@ class RecordedPrograms:
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
         self._calls_nothing = False  # a program calls no module
+        self._limit = 0.0  # the relative error that ends may have
         self._read = cache(read_graph)
         steps = {} if options.steps is None else {"steps": options.steps}
         self._settings: dict[SideName, dict[str, str]] = {
@@ -212,7 +215,7 @@ class RecordedPrograms:
         Args:
             exchanges: Values of the reference by those of the port in whose place they were put.
         """
-        return compare_runs(
+        compared = compare_runs(
             reference,
             port,
             self._noise,
@@ -221,6 +224,28 @@ class RecordedPrograms:
             exchanges,
             is_one_program=self._options.is_one_program,
         )
+        ends = (pair for rank in compared.ranks for pair in rank.comparison.ends)
+        self._limit = max((pair.limit for pair in ends), default=0.0)
+        return compared
+
+    def printed_difference(self) -> tuple[str, str] | None:
+        """Return the first lines with numbers that the programs print otherwise, if there are such.
+
+        A line of which the reference prints another one in a second run says nothing.
+        """
+        outputs: dict[SideName, list[Path]] = {"reference": [], "port": []}
+        for run in self.programs.runs:
+            # what runs with noise, or with exchanged values, prints other numbers
+            if run.output is not None and run is not self._noise:
+                outputs[run.side].append(run.output)
+        if not all(outputs.values()):
+            return None
+        references, port = outputs["reference"], outputs["port"][0]
+        difference = find_difference(references, port, self._limit)
+        if difference is None or len(references) > 1:
+            return difference
+        again = self.record("reference", "again, to learn what it prints each time")
+        return find_difference([*references, *filter(None, [again.output])], port, self._limit)
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)

@@ -30,6 +30,7 @@ class ProgramRun:
         command: As it was run; empty for a function.
         seconds: How long it took.
         recordings: By rank.
+        output: What it printed; None for a function.
     """
 
     side: SideName
@@ -37,6 +38,7 @@ class ProgramRun:
     command: tuple[str, ...]
     seconds: float
     recordings: Mapping[int, Path]
+    output: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the run as it stands in the answer."""

@@ -44,6 +44,7 @@ _STEPS_BETWEEN = (
     "what the steps between the recorded ones have made was exchanged, too: they have the faults "
     "above, and may have others. Mend these, and run it again"
 )
+_PRINTED = "the programs print other numbers, `{}` and `{}`: what makes them was not compared"
 _NOT_ALL = "with the reference's value there not all results of the ranks match"
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
@@ -78,28 +79,33 @@ def bisect_programs(
     """
     recorded = RecordedPrograms(programs, options.runs)
     try:
-        compared = recorded.first(tell)
-        answer = _Search(recorded, options, tell).run(compared)
-        is_healed_by_several = answer.is_healed and len(answer.faults) > 1
-        if not answer.faults or answer.begins_proven or is_healed_by_several:
-            return answer
-        if not compared.may_share_rows:
-            return answer
-        faults = compared.leading.comparison.faults
-        is_resized = answer.is_healed and any(
-            map(compared.leading.is_input_of_another_size, faults)
-        )
-        by_rows = recorded.by_rows()
-        # rows tell nothing of an order: what is in another one looks right; but where an input of
-        # another size is all that differs, that its rows are right is the answer
-        if bool(by_rows.leading.comparison.faults) == is_resized:
-            return answer
-        second = _Search(recorded, options, tell).run(by_rows)
-        if is_resized:
-            return second if second.verdict == "match" else answer
-        return second if second.begins_proven or not answer.is_healed else answer
+        answer = _bisect(recorded, options, tell)
+        if answer.verdict in ("match", "partial"):
+            _compare_printed(answer, recorded)
+        return answer
     except RunFailed as error:
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
+
+
+def _bisect(recorded: RecordedPrograms, options: Options, tell: Callable[[str], None]) -> Bisection:
+    compared = recorded.first(tell)
+    answer = _Search(recorded, options, tell).run(compared)
+    is_healed_by_several = answer.is_healed and len(answer.faults) > 1
+    if not answer.faults or answer.begins_proven or is_healed_by_several:
+        return answer
+    if not compared.may_share_rows:
+        return answer
+    faults = compared.leading.comparison.faults
+    is_resized = answer.is_healed and any(map(compared.leading.is_input_of_another_size, faults))
+    by_rows = recorded.by_rows()
+    # rows tell nothing of an order: what is in another one looks right; but where an input of
+    # another size is all that differs, that its rows are right is the answer
+    if bool(by_rows.leading.comparison.faults) == is_resized:
+        return answer
+    second = _Search(recorded, options, tell).run(by_rows)
+    if is_resized:
+        return second if second.verdict == "match" else answer
+    return second if second.begins_proven or not answer.is_healed else answer
 
 
 class _Search:
@@ -372,6 +378,14 @@ class _Search:
             return True
         finding = rank.finding(fault)
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
+
+
+def _compare_printed(answer: Bisection, recorded: RecordedPrograms) -> None:
+    """Call a match partial if the port prints other numbers: something was not compared."""
+    difference = recorded.printed_difference()
+    if difference is not None:
+        answer.report.leave_out(_PRINTED.format(*difference))
+        answer.report.judge_whole()
 
 
 def _first_and_repetitions(
