@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -420,6 +420,7 @@ def compare_runs(
     exchanges: Mapping[RankedKey, AnyExchange] = MappingProxyType({}),
     *,
     is_one_program: bool = False,
+    shown: Sequence[Sides[RankedKey]] = (),
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -429,6 +430,7 @@ def compare_runs(
         read: Reads the reference and its noise, which are compared several times.
         exchanges: Values of the reference by those of the port in whose place they were put.
         is_one_program: Whether one program ran with two versions of what it uses.
+        shown: Values that the programs print, which are ends, too.
 
     Raises:
         RunFailed: No rank ran in both programs.
@@ -458,6 +460,7 @@ def compare_runs(
             # before what a rank got there are terms and shares, of which none is known to be wrong
             exchanged=() if is_split else _exchanged(recorded, rank, exchanges),
             is_one_program=is_one_program,
+            shown=_shown(recorded, rank, shown),
         )
         return ComparedRank(rank, recorded, comparison, is_split)
 
@@ -483,6 +486,20 @@ def _exchanged(
         (reference[own.reference], port[key])
         for key, own in exchanges.items()
         if isinstance(own, Exchange) and key._replace(value=key.value.as_put()) in port
+    ]
+
+
+def _shown(
+    recorded: Sides[RecordedGraph], rank: int, shown: Sequence[Sides[RankedKey]]
+) -> list[tuple[int, int]]:
+    """Return the values of a rank's recordings that the programs print."""
+    if not shown:
+        return []
+    reference, port = recorded.map(lambda own: by_key(own, rank))
+    return [
+        (reference[own.reference], port[own.port])
+        for own in shown
+        if own.reference in reference and own.port in port
     ]
 
 

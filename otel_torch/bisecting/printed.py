@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from otel_torch.graph.graph import MEAN, Graph
+from otel_torch.parity.sides import Sides
+
 # with a fraction or an exponent: whole numbers count things, of which programs have more or fewer
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:(?:\d+\.\d*|\d*\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?|nan|inf)(?!\.?\w)"
@@ -21,6 +26,8 @@ _NUMBER = re.compile(
 _TOLERANCE = 1e-3
 # below it a number is what rounding leaves of zero
 _LEAST = 1e-5
+# of what is printed in full: the statistics of a recording are computed in float32
+_ROUNDING = 1e-6
 
 
 class PrintedNumber(NamedTuple):
@@ -62,11 +69,17 @@ class PrintedLine(NamedTuple):
     numbers: tuple[PrintedNumber, ...]
 
 
+class PrintedDifference(NamedTuple):
+    """A line of each program, and the numbers in it that differ."""
+
+    lines: Sides[str]
+    numbers: tuple[Sides[PrintedNumber], ...]
+
+
 def find_difference(
     references: Sequence[Path], port: Path, limit: float = 0.0
-) -> tuple[str, str] | None:
-    """Return the first line of the reference that the port prints with other numbers, and that of
-    the port; None if there is none.
+) -> PrintedDifference | None:
+    """Return the first line that the port prints with other numbers, None if there is none.
 
     Lines are compared that have the same words, as often in both outputs.
 
@@ -89,10 +102,27 @@ def find_difference(
             continue
         counts[line.words] -= 1
         counterpart = same.pop(0)
-        pairs = zip(line.numbers, counterpart.numbers, strict=True)
-        if line in stable and any(a.is_apart(b, max(limit, _TOLERANCE)) for a, b in pairs):
-            return line.text, counterpart.text
+        numbers = tuple(
+            Sides(own, other)
+            for own, other in zip(line.numbers, counterpart.numbers, strict=True)
+            if own.is_apart(other, max(limit, _TOLERANCE))
+        )
+        if numbers and line in stable:
+            return PrintedDifference(Sides(line.text, counterpart.text), numbers)
     return None
+
+
+def find_printed(graph: Graph, number: PrintedNumber) -> int | None:
+    """Return the last single number of a graph that is printed so; None if there is none, or if the
+    print has too few digits to tell.
+    """
+    if number.unit > _TOLERANCE * abs(number.value):
+        return None
+    values = graph.values
+    distance = np.abs(values.statistics[:, MEAN] - number.value)
+    is_printed = distance <= number.unit / 2 + _ROUNDING * abs(number.value)
+    found = np.flatnonzero((values.numel == 1) & (values.roundoff > 0) & is_printed)
+    return int(found[-1]) if len(found) else None
 
 
 def _read(path: Path) -> list[PrintedLine]:

@@ -25,7 +25,7 @@ from otel_torch.bisecting.later_steps import (
     find_later_step,
     has_short_steps,
 )
-from otel_torch.bisecting.printed import find_difference
+from otel_torch.bisecting.printed import PrintedDifference, find_difference, find_printed
 from otel_torch.bisecting.runs import (
     NothingRecorded,
     ProgramRun,
@@ -73,7 +73,8 @@ class RecordedPrograms:
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
         self._calls_nothing = False  # a program calls no module
-        self._limit = 0.0  # the relative error that ends may have
+        self._compared: ComparedRuns | None = None  # what was compared last
+        self._shown: list[Sides[RankedKey]] = []  # values that the programs print
         self._read = cache(read_graph)
         steps = {} if options.steps is None else {"steps": options.steps}
         self._settings: dict[SideName, dict[str, str]] = {
@@ -215,7 +216,7 @@ class RecordedPrograms:
         Args:
             exchanges: Values of the reference by those of the port in whose place they were put.
         """
-        compared = compare_runs(
+        self._compared = compare_runs(
             reference,
             port,
             self._noise,
@@ -223,16 +224,36 @@ class RecordedPrograms:
             self._read,
             exchanges,
             is_one_program=self._options.is_one_program,
+            shown=self._shown if reference.side != port.side else (),
         )
-        ends = (pair for rank in compared.ranks for pair in rank.comparison.ends)
-        self._limit = max((pair.limit for pair in ends), default=0.0)
-        return compared
+        return self._compared
 
-    def printed_difference(self) -> tuple[str, str] | None:
-        """Return the first lines with numbers that the programs print otherwise, if there are such.
+    def compare_printed(self, difference: PrintedDifference) -> ComparedRuns | None:
+        """Compare what was compared last once more, with what the programs print otherwise as ends;
+        None if that was not recorded. So do all further comparisons.
+        """
+        if self._compared is None:
+            return None
+        rank = self._compared.leading
+        for number in difference.numbers:
+            graphs = rank.comparison.graphs
+            reference = find_printed(graphs[0], number.reference)
+            port = find_printed(graphs[1], number.port)
+            if reference is not None and port is not None:
+                self._shown.append(Sides(rank.reference_key(reference), rank.port_key(port)))
+        if not self._shown:
+            return None
+        return self.compare(self._compared.reference, self._compared.port)
+
+    def printed_difference(self) -> PrintedDifference | None:
+        """Return the first lines that the programs print with other numbers, None if there is none.
 
         A line of which the reference prints another one in a second run says nothing.
         """
+        if self._compared is None:
+            return None
+        ends = (pair for rank in self._compared.ranks for pair in rank.comparison.ends)
+        limit = max((pair.limit for pair in ends), default=0.0)
         outputs: dict[SideName, list[Path]] = {"reference": [], "port": []}
         for run in self.programs.runs:
             # what runs with noise, or with exchanged values, prints other numbers
@@ -241,11 +262,11 @@ class RecordedPrograms:
         if not all(outputs.values()):
             return None
         references, port = outputs["reference"], outputs["port"][0]
-        difference = find_difference(references, port, self._limit)
+        difference = find_difference(references, port, limit)
         if difference is None or len(references) > 1:
             return difference
         again = self.record("reference", "again, to learn what it prints each time")
-        return find_difference([*references, *filter(None, [again.output])], port, self._limit)
+        return find_difference([*references, *filter(None, [again.output])], port, limit)
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)

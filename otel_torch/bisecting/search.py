@@ -81,7 +81,7 @@ def bisect_programs(
     try:
         answer = _bisect(recorded, options, tell)
         if answer.verdict in ("match", "partial"):
-            _compare_printed(answer, recorded)
+            return _with_printed(answer, recorded, options, tell)
         return answer
     except RunFailed as error:
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
@@ -106,6 +106,29 @@ def _bisect(recorded: RecordedPrograms, options: Options, tell: Callable[[str], 
     if is_resized:
         return second if second.verdict == "match" else answer
     return second if second.begins_proven or not answer.is_healed else answer
+
+
+def _with_printed(
+    answer: Bisection,
+    recorded: RecordedPrograms,
+    options: Options,
+    tell: Callable[[str], None],
+) -> Bisection:
+    """Return a match as it is, unless the port prints other numbers: then what makes these is at
+    fault, or was not compared.
+    """
+    difference = recorded.printed_difference()
+    if difference is None:
+        return answer
+    compared = recorded.compare_printed(difference)
+    if compared is not None:
+        tell("what was compared matches, and the programs print other numbers")
+        searched = _Search(recorded, options, tell).run(compared)
+        if searched.faults:
+            return searched
+    answer.report.leave_out(_PRINTED.format(*difference.lines))
+    answer.report.judge_whole()
+    return answer
 
 
 class _Search:
@@ -378,14 +401,6 @@ class _Search:
             return True
         finding = rank.finding(fault)
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
-
-
-def _compare_printed(answer: Bisection, recorded: RecordedPrograms) -> None:
-    """Call a match partial if the port prints other numbers: something was not compared."""
-    difference = recorded.printed_difference()
-    if difference is not None:
-        answer.report.leave_out(_PRINTED.format(*difference))
-        answer.report.judge_whole()
 
 
 def _first_and_repetitions(

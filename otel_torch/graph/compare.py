@@ -37,7 +37,7 @@ from otel_torch.graph.error_model import (
     noise_floors,
     rounding_errors,
 )
-from otel_torch.graph.exchanged import add_exchanged, makes_wrong, open_values
+from otel_torch.graph.exchanged import add_ends, makes_wrong, open_values
 from otel_torch.graph.explanation import Explanation, explain
 from otel_torch.graph.graph import AXIS_LAST, NOTHING, Floats, Graph, Indices
 from otel_torch.graph.shapes import has_twins, have_same_order
@@ -235,6 +235,7 @@ def compare_graphs(
     tolerance: float | None = None,
     exchanged: Sequence[tuple[int, int]] = (),
     is_one_program: bool = False,
+    shown: Sequence[tuple[int, int]] = (),
 ) -> GraphComparison:
     """Compare two programs.
 
@@ -245,6 +246,7 @@ def compare_graphs(
         tolerance: A relative error that is legal for each value that rounds, if any.
         exchanged: Values of which a trial has put the reference's in the place of the port's.
         is_one_program: Whether one program ran with two versions of what it uses.
+        shown: Values that both programs show, which are ends, too.
 
     Raises:
         ValueError: `noise` is another program than `reference`.
@@ -273,7 +275,9 @@ def compare_graphs(
         sides = _find_equal(graphs, limits)
     programs = make_programs(graphs, sides, limits, noise is not None)
     ends, unpaired = pair_ends(programs, end_limits or limits, is_one_program=is_one_program)
-    programs, replaced = add_exchanged(programs, end_limits or limits, exchanged)
+    programs, shown_pairs = add_ends(programs, end_limits or limits, shown)
+    ends += shown_pairs
+    programs, replaced = add_ends(programs, end_limits or limits, exchanged)
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)
     lacked = count_lacked_rows(programs, limits, ends)

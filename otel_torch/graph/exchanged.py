@@ -15,24 +15,24 @@ from otel_torch.graph.ends import EndPair, Limits, compare_ends, values_of_ends
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, does_nothing, made_from
 
 
-def add_exchanged(
-    programs: Programs, limits: Limits, exchanged: Sequence[tuple[int, int]]
+def add_ends(
+    programs: Programs, limits: Limits, values: Sequence[tuple[int, int]]
 ) -> tuple[Programs, list[EndPair]]:
-    """Make ends of values that were exchanged.
+    """Make ends of further values.
 
     Args:
-        exchanged: What was put in the place of which value, of reference and port.
+        values: Of reference and port: what was put in the place of which, or what both show.
 
     Returns:
         The programs with these ends, and the pairs of them.
     """
     counts = [len(program.graph.ends) for program in programs]
     first, second = (
-        _with_ends(program, [pair[side] for pair in exchanged])
+        _with_ends(program, [pair[side] for pair in values])
         for side, program in enumerate(programs)
     )
     extended = first, second
-    places = range(len(exchanged))
+    places = range(len(values))
     pairs = [compare_ends(extended, limits, *(count + n for count in counts)) for n in places]
     return extended, pairs
 
