@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -420,7 +420,7 @@ def compare_runs(
     exchanges: Mapping[RankedKey, AnyExchange] = MappingProxyType({}),
     *,
     is_one_program: bool = False,
-    shown: Sequence[Sides[RankedKey]] = (),
+    shown: Mapping[RankedKey, RankedKey] = MappingProxyType({}),
 ) -> ComparedRuns:
     """Compare two runs, rank by rank.
 
@@ -430,7 +430,7 @@ def compare_runs(
         read: Reads the reference and its noise, which are compared several times.
         exchanges: Values of the reference by those of the port in whose place they were put.
         is_one_program: Whether one program ran with two versions of what it uses.
-        shown: Values that the programs print, which are ends, too.
+        shown: Values of the reference by those of the port that print the same: further ends.
 
     Raises:
         RunFailed: No rank ran in both programs.
@@ -490,16 +490,16 @@ def _exchanged(
 
 
 def _shown(
-    recorded: Sides[RecordedGraph], rank: int, shown: Sequence[Sides[RankedKey]]
+    recorded: Sides[RecordedGraph], rank: int, shown: Mapping[RankedKey, RankedKey]
 ) -> list[tuple[int, int]]:
     """Return the values of a rank's recordings that the programs print."""
     if not shown:
         return []
     reference, port = recorded.map(lambda own: by_key(own, rank))
     return [
-        (reference[own.reference], port[own.port])
-        for own in shown
-        if own.reference in reference and own.port in port
+        (reference[own], port[key])
+        for key, own in shown.items()
+        if own in reference and key in port
     ]
 
 

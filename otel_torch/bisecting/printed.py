@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_torch.graph.graph import MEAN, Graph
+from otel_torch.graph.graph import MAX, MEAN, MIN, Graph
 from otel_torch.parity.sides import Sides
 
 # with a fraction or an exponent: whole numbers count things, of which programs have more or fewer
@@ -26,6 +26,8 @@ _NUMBER = re.compile(
 _TOLERANCE = 1e-3
 # below it a number is what rounding leaves of zero
 _LEAST = 1e-5
+# how many numbers a program may print one by one
+_FEW = 16
 # of what is printed in full: the statistics of a recording are computed in float32
 _ROUNDING = 1e-6
 
@@ -68,60 +70,49 @@ class PrintedLine(NamedTuple):
     words: str
     numbers: tuple[PrintedNumber, ...]
 
+    def numbers_apart(self, other: PrintedLine, limit: float) -> list[Sides[PrintedNumber]]:
+        """Return which numbers of a line with the same words differ by more than rounding.
 
-class PrintedDifference(NamedTuple):
-    """A line of each program, and the numbers in it that differ."""
+        Args:
+            limit: The relative error that results of the programs may have.
+        """
+        pairs = zip(self.numbers, other.numbers, strict=True)
+        tolerance = max(limit, _TOLERANCE)
+        return [Sides(own, its) for own, its in pairs if own.is_apart(its, tolerance)]
 
-    lines: Sides[str]
-    numbers: tuple[Sides[PrintedNumber], ...]
 
-
-def find_difference(
-    references: Sequence[Path], port: Path, limit: float = 0.0
-) -> PrintedDifference | None:
-    """Return the first line that the port prints with other numbers, None if there is none.
-
-    Lines are compared that have the same words, as often in both outputs.
+def pair_lines(references: Sequence[Path], port: Path) -> list[Sides[PrintedLine]]:
+    """Return the lines that two programs print with the same words, as often in both outputs.
 
     Args:
         references: Outputs of the reference: a line that it does not print each time, as one with a
-            time, is not compared.
+            time, is left out.
         port: Output of the port.
-        limit: The relative error that results of the programs may have.
     """
     first, *others = [_read(path) for path in references]
     stable = set(first).intersection(*others)
-    counts = Counter(line.words for line in first)
     lines_of_port: dict[str, list[PrintedLine]] = defaultdict(list)
     for line in _read(port):
         lines_of_port[line.words].append(line)
-    for line in first:
-        same = lines_of_port[line.words]
-        # as many are left on each side
-        if len(same) != counts[line.words]:
-            continue
-        counts[line.words] -= 1
-        counterpart = same.pop(0)
-        numbers = tuple(
-            Sides(own, other)
-            for own, other in zip(line.numbers, counterpart.numbers, strict=True)
-            if own.is_apart(other, max(limit, _TOLERANCE))
-        )
-        if numbers and line in stable:
-            return PrintedDifference(Sides(line.text, counterpart.text), numbers)
-    return None
+    counts = Counter(line.words for line in first)
+    common = {words for words, count in counts.items() if count == len(lines_of_port[words])}
+    pairs = [
+        Sides(line, lines_of_port[line.words].pop(0)) for line in first if line.words in common
+    ]
+    return [pair for pair in pairs if pair.reference in stable]
 
 
 def find_printed(graph: Graph, number: PrintedNumber) -> int | None:
-    """Return the last single number of a graph that is printed so; None if there is none, or if the
-    print has too few digits to tell.
+    """Return the last value of a graph that has a printed number, alone or as the least or largest
+    of a few; None if there is none, or if the print has too few digits to tell.
     """
     if number.unit > _TOLERANCE * abs(number.value):
         return None
     values = graph.values
-    distance = np.abs(values.statistics[:, MEAN] - number.value)
-    is_printed = distance <= number.unit / 2 + _ROUNDING * abs(number.value)
-    found = np.flatnonzero((values.numel == 1) & (values.roundoff > 0) & is_printed)
+    distance = np.abs(values.statistics[:, [MEAN, MIN, MAX]] - number.value)
+    is_printed = (distance <= number.unit / 2 + _ROUNDING * abs(number.value)).any(1)
+    is_few = (values.numel > 0) & (values.numel <= _FEW) & (values.roundoff > 0)
+    found = np.flatnonzero(is_few & is_printed)
     return int(found[-1]) if len(found) else None
 
 

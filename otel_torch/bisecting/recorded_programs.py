@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +25,7 @@ from otel_torch.bisecting.later_steps import (
     find_later_step,
     has_short_steps,
 )
-from otel_torch.bisecting.printed import PrintedDifference, find_difference, find_printed
+from otel_torch.bisecting.printed import PrintedLine, find_printed, pair_lines
 from otel_torch.bisecting.runs import (
     NothingRecorded,
     ProgramRun,
@@ -74,7 +74,8 @@ class RecordedPrograms:
         self._noise: ProgramRun | None = None
         self._calls_nothing = False  # a program calls no module
         self._compared: ComparedRuns | None = None  # what was compared last
-        self._shown: list[Sides[RankedKey]] = []  # values that the programs print
+        # what the programs print: values of the port, and those of the reference
+        self._shown: dict[RankedKey, RankedKey] = {}
         self._read = cache(read_graph)
         steps = {} if options.steps is None else {"steps": options.steps}
         self._settings: dict[SideName, dict[str, str]] = {
@@ -224,49 +225,53 @@ class RecordedPrograms:
             self._read,
             exchanges,
             is_one_program=self._options.is_one_program,
-            shown=self._shown if reference.side != port.side else (),
+            shown=self._shown if reference.side != port.side else {},
         )
         return self._compared
 
-    def compare_printed(self, difference: PrintedDifference) -> ComparedRuns | None:
-        """Compare what was compared last once more, with what the programs print otherwise as ends;
+    def compare_printed(self, lines: Sequence[Sides[PrintedLine]]) -> ComparedRuns | None:
+        """Compare what was compared last once more, with what the programs print as further ends;
         None if that was not recorded. So do all further comparisons.
         """
         if self._compared is None:
             return None
         rank = self._compared.leading
-        for number in difference.numbers:
-            graphs = rank.comparison.graphs
-            reference = find_printed(graphs[0], number.reference)
-            port = find_printed(graphs[1], number.port)
+        graphs = rank.comparison.graphs
+        numbers = (
+            pair for line in lines for pair in zip(*(own.numbers for own in line), strict=True)
+        )
+        for own, its in numbers:
+            reference, port = find_printed(graphs[0], own), find_printed(graphs[1], its)
             if reference is not None and port is not None:
-                self._shown.append(Sides(rank.reference_key(reference), rank.port_key(port)))
+                self._shown[rank.port_key(port)] = rank.reference_key(reference)
         if not self._shown:
             return None
         return self.compare(self._compared.reference, self._compared.port)
 
-    def printed_difference(self) -> PrintedDifference | None:
-        """Return the first lines that the programs print with other numbers, None if there is none.
-
-        A line of which the reference prints another one in a second run says nothing.
-        """
-        if self._compared is None:
-            return None
-        ends = (pair for rank in self._compared.ranks for pair in rank.comparison.ends)
-        limit = max((pair.limit for pair in ends), default=0.0)
+    def printed_lines(self) -> list[Sides[PrintedLine]]:
+        """Return the lines with numbers that both programs print, and the reference each time."""
         outputs: dict[SideName, list[Path]] = {"reference": [], "port": []}
         for run in self.programs.runs:
             # what runs with noise, or with exchanged values, prints other numbers
             if run.output is not None and run is not self._noise:
                 outputs[run.side].append(run.output)
         if not all(outputs.values()):
-            return None
+            return []
         references, port = outputs["reference"], outputs["port"][0]
-        difference = find_difference(references, port, limit)
-        if difference is None or len(references) > 1:
-            return difference
+        lines = pair_lines(references, port)
+        if len(references) > 1 or self.first_apart(lines) is None:
+            return lines
         again = self.record("reference", "again, to learn what it prints each time")
-        return find_difference([*references, *filter(None, [again.output])], port, limit)
+        return pair_lines([*references, *filter(None, [again.output])], port)
+
+    def first_apart(self, lines: Iterable[Sides[PrintedLine]]) -> Sides[PrintedLine] | None:
+        """Return the first of some lines in which the programs print other numbers."""
+        ranks = () if self._compared is None else self._compared.ranks
+        ends = (pair for rank in ranks for pair in rank.comparison.ends)
+        limit = max((pair.limit for pair in ends), default=0.0)
+        return next(
+            (line for line in lines if line.reference.numbers_apart(line.port, limit)), None
+        )
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)

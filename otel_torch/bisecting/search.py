@@ -80,7 +80,7 @@ def bisect_programs(
     recorded = RecordedPrograms(programs, options.runs)
     try:
         answer = _bisect(recorded, options, tell)
-        if answer.verdict in ("match", "partial"):
+        if answer.verdict != "diverged":
             return _with_printed(answer, recorded, options, tell)
         return answer
     except RunFailed as error:
@@ -115,19 +115,23 @@ def _with_printed(
     tell: Callable[[str], None],
 ) -> Bisection:
     """Return a match as it is, unless the port prints other numbers: then what makes these is at
-    fault, or was not compared.
+    fault, or was not compared. Of programs that return nothing in common the prints are compared.
     """
-    difference = recorded.printed_difference()
-    if difference is None:
-        return answer
-    compared = recorded.compare_printed(difference)
-    if compared is not None:
-        tell("what was compared matches, and the programs print other numbers")
+    lines = recorded.printed_lines()
+    apart = recorded.first_apart(lines)
+    is_comparable = answer.verdict != "incomparable"
+    if is_comparable:
+        lines = [] if apart is None else [apart]
+    compared = recorded.compare_printed(lines)
+    if compared is not None and compared.leading.comparison.is_comparable:
+        tell("comparing what the programs print")
         searched = _Search(recorded, options, tell).run(compared)
-        if searched.faults:
-            return searched
-    answer.report.leave_out(_PRINTED.format(*difference.lines))
-    answer.report.judge_whole()
+        if searched.faults or not is_comparable:
+            answer = searched
+    if answer.verdict != "diverged" and apart is not None:
+        texts = apart.map(lambda line: line.text)
+        answer.report.leave_out(_PRINTED.format(*texts))
+        answer.report.judge_whole()
     return answer
 
 
