@@ -90,7 +90,9 @@ def pair_lines(references: Sequence[Path], port: Path) -> list[Sides[PrintedLine
         port: Output of the port.
     """
     first, *others = [_read(path) for path in references]
-    stable = set(first).intersection(*others)
+    stable = {line.text for line in first}.intersection(
+        *({line.text for line in lines} for lines in others)
+    )
     lines_of_port: dict[str, list[PrintedLine]] = defaultdict(list)
     for line in _read(port):
         lines_of_port[line.words].append(line)
@@ -99,7 +101,7 @@ def pair_lines(references: Sequence[Path], port: Path) -> list[Sides[PrintedLine
     pairs = [
         Sides(line, lines_of_port[line.words].pop(0)) for line in first if line.words in common
     ]
-    return [pair for pair in pairs if pair.reference in stable]
+    return [pair for pair in pairs if pair.reference.text in stable]
 
 
 def find_printed(graph: Graph, number: PrintedNumber) -> int | None:

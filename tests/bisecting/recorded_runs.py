@@ -31,13 +31,15 @@ class RecordedRuns:
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
         folder = self.folder / f"{len(self.runs) + 1}-{side}"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         variables = {
             f"OTEL_TORCH_{name.upper()}": value for name, value in (SETTINGS | settings).items()
         }
-        self._run[side](folder, self._programs[side], **variables)
+        done = self._run[side](folder, self._programs[side], **variables)
+        output = folder / "output.txt"
+        output.write_text(getattr(done, "stdout", ""))
         recordings = find_recordings(folder)
         if not recordings:
             raise NothingRecorded(f"the {side} recorded no operations")
-        self.runs.append(ProgramRun(side, why, (), 0.0, recordings))
+        self.runs.append(ProgramRun(side, why, (), 0.0, recordings, output))
         return self.runs[-1]
