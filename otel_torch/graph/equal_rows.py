@@ -164,16 +164,22 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
     partners = np.full(len(rows.norm), NOTHING, np.int64)
     errors = np.full(len(rows.norm), np.inf)
     most = _most_limit(rows.content.shape[1])
-    span = np.minimum(np.hypot(rows.limit, others.limit.max(initial=0.0)), most) * 1.01
-    starts = np.searchsorted(others.norm, rows.norm * (1 - span))
-    ends = np.searchsorted(others.norm, rows.norm / (1 - span), side="right")
-    for own, other in in_windows(starts, ends):
-        distance = relative_distances(rows.content[own], others.content[other])
-        is_equal = distance <= np.hypot(rows.limit[own], others.limit[other])
-        own, other, distance = own[is_equal], other[is_equal], distance[is_equal]
-        order = np.argsort(-distance, kind="stable")  # the nearest is written last
-        own, other, distance = own[order], other[order], distance[order]
-        is_nearer = distance < errors[own]
-        own, other, distance = own[is_nearer], other[is_nearer], distance[is_nearer]
-        partners[own], errors[own] = other, distance
+    # of rows with close limits few are candidates; one with a coarse limit would make all of them
+    scale = np.floor(np.log10(np.maximum(others.limit, np.finfo(float).tiny)))
+    for level in np.unique(scale):
+        alike = np.flatnonzero(scale == level)
+        norm, limit = others.norm[alike], others.limit[alike]
+        span = np.minimum(np.hypot(rows.limit, limit.max()), most) * 1.01
+        starts = np.searchsorted(norm, rows.norm * (1 - span))
+        ends = np.searchsorted(norm, rows.norm / (1 - span), side="right")
+        for own, place in in_windows(starts, ends):
+            other = alike[place]
+            distance = relative_distances(rows.content[own], others.content[other])
+            is_equal = distance <= np.hypot(rows.limit[own], others.limit[other])
+            own, other, distance = own[is_equal], other[is_equal], distance[is_equal]
+            order = np.argsort(-distance, kind="stable")  # the nearest is written last
+            own, other, distance = own[order], other[order], distance[order]
+            is_nearer = distance < errors[own]
+            own, other, distance = own[is_nearer], other[is_nearer], distance[is_nearer]
+            partners[own], errors[own] = other, distance
     return partners, errors
