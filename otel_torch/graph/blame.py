@@ -373,6 +373,8 @@ def _legal(
     bits_of_legal = 0
     doubted = {reader for value in doubt.tiers for reader in program.readers[value]}
     for node in sorted(doubted - blind):
+        if program.graph.nodes.moves[node]:  # half of an exchanged weight is right wherever it goes
+            continue
         made = _sure(program, doubt, node)
         weak = 0
         for bits in doubt.of(program.reads[node])[1:]:
@@ -451,9 +453,17 @@ def _is_insensitive(
 
 def _are_independent(program: ComparedProgram, values: Set[int]) -> bool:
     """Return whether none of several values is made of another one: an operation that makes a right
-    value of them sees both, as queries and keys in another order within their heads.
+    value of them sees both, as queries and keys in another order within their heads. A weight that
+    only lies otherwise is no such value.
     """
-    roots = {_before_layouts(program, value) for value in values}
+    roots = {
+        _before_layouts(program, value)
+        for value in values
+        if any(
+            program.maker[own] >= 0 and not is_moved(program, own)
+            for own in moved_back(program, [value])
+        )
+    }
     if len(roots) < 2:
         return False
     first = min(roots)
