@@ -116,12 +116,12 @@ def _proof_sentence(bisection: Bisection, index: int) -> str:
 def _in_words(lines: Sequence[CodeLine]) -> str:
     """Return lines as short as they can be said.
 
-    >>> _in_words([CodeLine("a/b.py", n, "f", "") for n in (86, 87, 102)])
+    >>> _in_words([CodeLine("a/b.py", n, "f", "") for n in (86, 87, 87, 102)])
     'b.py:86-87 and b.py:102'
     """
     ranges: list[tuple[CodeLine, int]] = []  # the first line of each, and the number of the last
     for line in lines:
-        if ranges and (ranges[-1][0].file, ranges[-1][1] + 1) == (line.file, line.line):
+        if ranges and ranges[-1][0].file == line.file and line.line <= ranges[-1][1] + 1:
             ranges[-1] = ranges[-1][0], line.line
         else:
             ranges.append((line, line.line))

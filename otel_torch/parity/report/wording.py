@@ -281,11 +281,14 @@ def explanation_sentence(finding: Finding) -> str:
 
 def closest_to_floor(report: Report) -> str:
     """Return which pair of a match came closest to its floor; empty if no pair was kept."""
-    closest = worst_pair(pair for pair in report.compared if pair.state == "right")
+    right = [pair for pair in report.compared if pair.state == "right"]
+    # a value is right by another one, too: that of the same rows, or in the other layout
+    within = [pair for pair in right if excess(pair) <= 1]
+    closest = worst_pair(within)
     if closest is None:
         return ""
     if not excess(closest):
-        return "All pairs are identical."
+        return "All pairs are identical." if len(within) == len(right) else ""
     return (
         f"Closest to its floor: {module_name(closest.module)} `{escape(closest.tensor)}` at "
         f"{step_name((closest.loop, closest.step))}, error {format_error(closest.error)}, "
