@@ -45,6 +45,7 @@ _STEPS_BETWEEN = (
     "above, and may have others. Mend these, and run it again"
 )
 _PRINTED = "the programs print other numbers, `{}` and `{}`: what makes them was not compared"
+_PRINTED_ALONE = "the programs return nothing of one size: only what makes the numbers that both print was compared"
 _NOT_ALL = "with the reference's value there not all results of the ranks match"
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
@@ -128,6 +129,8 @@ def _with_printed(
         searched = _Search(recorded, options, tell).run(compared)
         if searched.faults or not is_comparable:
             answer = searched
+        if not is_comparable:
+            answer.report.warnings.append(_PRINTED_ALONE)
     if answer.verdict != "diverged" and apart is not None:
         texts = apart.map(lambda line: line.text)
         answer.report.leave_out(_PRINTED.format(*texts))
