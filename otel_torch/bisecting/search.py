@@ -45,7 +45,9 @@ _STEPS_BETWEEN = (
     "above, and may have others. Mend these, and run it again"
 )
 _PRINTED = "the programs print other numbers, `{}` and `{}`: what makes them was not compared"
-_PRINTED_ALONE = "the programs return nothing of one size: only what makes the numbers that both print was compared"
+_PRINTED_ALONE = (
+    "the programs return nothing of one size, and were compared by the numbers that both print"
+)
 _NOT_ALL = "with the reference's value there not all results of the ranks match"
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
