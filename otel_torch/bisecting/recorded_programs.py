@@ -286,9 +286,14 @@ class RecordedPrograms:
 
     def _with_noise(self, compared: ComparedRuns) -> ComparedRuns:
         """Compare once more with the noise of the reference, if that is wanted."""
-        if not self._wants_noise(compared):
+        is_wanted = self._wants_noise(compared)
+        if not (is_wanted or self._may_be_rounding(compared)):
             return compared
         self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
+        noisy = self.compare(compared.reference, compared.port)
+        if is_wanted or noisy.is_match:
+            return noisy
+        self._noise = None  # there is a fault, and the model of errors is closer to its place
         return self.compare(compared.reference, compared.port)
 
     def _cut(self, reference: ProgramRun, port: ProgramRun) -> tuple[ProgramRun, ProgramRun]:
@@ -326,6 +331,13 @@ class RecordedPrograms:
             return any(map(_is_unsure, compared.ranks))
         return self._options.noise == "on"
 
+    def _may_be_rounding(self, compared: ComparedRuns) -> bool:
+        """Return whether all that differs may be what an optimizer has made of rounding: it divides
+        the gradient of a key's bias, which is zero but for that, by its own size.
+        """
+        are_trainings = all(graph.has_backward for graph in compared.leading.comparison.graphs)
+        return self._options.noise == "auto" and are_trainings and not compared.is_match
+
 
 def _begins_at_leaf(rank: ComparedRank) -> bool:
     faults = rank.comparison.faults
@@ -346,12 +358,10 @@ def _leaves_at_fault(rank: ComparedRank) -> set[str]:
 
 def _is_unsure(rank: ComparedRank) -> bool:
     """Return whether the model of errors says too little: in a coarse dtype, beside ranks, which
-    add up in another order, in a training, whose optimizer may divide rounding by rounding, where
-    the ends are hardly wrong, and where all are right, but so much is legal that a fault may hide.
+    add up in another order, where the ends are hardly wrong, and where all are right, but so much
+    is legal that a fault may hide.
     """
     comparison = rank.comparison
     if is_coarse(comparison.graphs[0]) or comparison.is_close:
         return True
-    if comparison.is_match:
-        return comparison.is_vague
-    return rank.is_divided or all(graph.has_backward for graph in comparison.graphs)
+    return comparison.is_vague if comparison.is_match else rank.is_divided
