@@ -449,6 +449,7 @@ def compare_runs(
         own = read(*sources(reference, rank), has_loops=is_one_program)
         other = read_graph(*sources(port, rank), has_loops=is_one_program)
         recorded = Sides(own, other)
+        names = recorded.map(lambda graph: by_key(graph, rank))
         noisy = None
         if noise is not None:
             noisy = read(*sources(noise, rank), has_loops=is_one_program).graph
@@ -458,9 +459,9 @@ def compare_runs(
             noisy,
             tolerance=tolerance,
             # before what a rank got there are terms and shares, of which none is known to be wrong
-            exchanged=() if is_split else _exchanged(recorded, rank, exchanges),
+            exchanged=() if is_split else _exchanged(names, exchanges),
             is_one_program=is_one_program,
-            shown=_shown(recorded, rank, shown),
+            shown=_shown(names, shown),
         )
         return ComparedRank(rank, recorded, comparison, is_split)
 
@@ -478,10 +479,10 @@ def is_one_beside_several(reference: ProgramRun, port: ProgramRun) -> bool:
 
 
 def _exchanged(
-    recorded: Sides[RecordedGraph], rank: int, exchanges: Mapping[RankedKey, AnyExchange]
+    names: Sides[dict[RankedKey, int]], exchanges: Mapping[RankedKey, AnyExchange]
 ) -> list[tuple[int, int]]:
     """Return the values of reference and port that were exchanged in a rank's recording."""
-    reference, port = recorded.map(lambda own: by_key(own, rank))
+    reference, port = names
     return [
         (reference[own.reference], port[key])
         for key, own in exchanges.items()
@@ -490,12 +491,10 @@ def _exchanged(
 
 
 def _shown(
-    recorded: Sides[RecordedGraph], rank: int, shown: Mapping[RankedKey, RankedKey]
+    names: Sides[dict[RankedKey, int]], shown: Mapping[RankedKey, RankedKey]
 ) -> list[tuple[int, int]]:
     """Return the values of a rank's recordings that the programs print."""
-    if not shown:
-        return []
-    reference, port = recorded.map(lambda own: by_key(own, rank))
+    reference, port = names
     return [
         (reference[own], port[key])
         for key, own in shown.items()

@@ -73,7 +73,6 @@ class RecordedPrograms:
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
         self._calls_nothing = False  # a program calls no module
-        self._compared: ComparedRuns | None = None  # what was compared last
         # what the programs print: values of the port, and those of the reference
         self._shown: dict[RankedKey, RankedKey] = {}
         self._read = cache(read_graph)
@@ -217,7 +216,7 @@ class RecordedPrograms:
         Args:
             exchanges: Values of the reference by those of the port in whose place they were put.
         """
-        self._compared = compare_runs(
+        return compare_runs(
             reference,
             port,
             self._noise,
@@ -227,15 +226,14 @@ class RecordedPrograms:
             is_one_program=self._options.is_one_program,
             shown=self._shown if reference.side != port.side else {},
         )
-        return self._compared
 
-    def compare_printed(self, lines: Sequence[Sides[PrintedLine]]) -> ComparedRuns | None:
-        """Compare what was compared last once more, with what the programs print as further ends;
-        None if that was not recorded. So do all further comparisons.
+    def compare_printed(
+        self, compared: ComparedRuns, lines: Sequence[Sides[PrintedLine]]
+    ) -> ComparedRuns | None:
+        """Compare two runs once more, with what the programs print as further ends; None if that
+        was not recorded. All further comparisons have these ends, too.
         """
-        if self._compared is None:
-            return None
-        rank = self._compared.leading
+        rank = compared.leading
         graphs = rank.comparison.graphs
         numbers = (
             pair for line in lines for pair in zip(*(own.numbers for own in line), strict=True)
@@ -246,9 +244,9 @@ class RecordedPrograms:
                 self._shown[rank.port_key(port)] = rank.reference_key(reference)
         if not self._shown:
             return None
-        return self.compare(self._compared.reference, self._compared.port)
+        return self.compare(compared.reference, compared.port)
 
-    def printed_lines(self) -> list[Sides[PrintedLine]]:
+    def printed_lines(self, compared: ComparedRuns) -> list[Sides[PrintedLine]]:
         """Return the lines with numbers that both programs print, and the reference each time."""
         outputs: dict[SideName, list[Path]] = {"reference": [], "port": []}
         for run in self.programs.runs:
@@ -259,19 +257,10 @@ class RecordedPrograms:
             return []
         references, port = outputs["reference"], outputs["port"][0]
         lines = pair_lines(references, port)
-        if len(references) > 1 or self.first_apart(lines) is None:
+        if len(references) > 1 or first_apart(lines, compared) is None:
             return lines
         again = self.record("reference", "again, to learn what it prints each time")
         return pair_lines([*references, *filter(None, [again.output])], port)
-
-    def first_apart(self, lines: Iterable[Sides[PrintedLine]]) -> Sides[PrintedLine] | None:
-        """Return the first of some lines in which the programs print other numbers."""
-        ranks = () if self._compared is None else self._compared.ranks
-        ends = (pair for rank in ranks for pair in rank.comparison.ends)
-        limit = max((pair.limit for pair in ends), default=0.0)
-        return next(
-            (line for line in lines if line.reference.numbers_apart(line.port, limit)), None
-        )
 
     def _record_both(self, why: str) -> ComparedRuns:
         reference, port = self.record("reference", why), self.record("port", why)
@@ -294,7 +283,7 @@ class RecordedPrograms:
         if is_wanted or noisy.is_match:
             return noisy
         self._noise = None  # there is a fault, and the model of errors is closer to its place
-        return self.compare(compared.reference, compared.port)
+        return compared
 
     def _cut(self, reference: ProgramRun, port: ProgramRun) -> tuple[ProgramRun, ProgramRun]:
         """Record one process again beside several ranks, with the parts that these may have."""
@@ -337,6 +326,15 @@ class RecordedPrograms:
         """
         are_trainings = all(graph.has_backward for graph in compared.leading.comparison.graphs)
         return self._options.noise == "auto" and are_trainings and not compared.is_match
+
+
+def first_apart(
+    lines: Iterable[Sides[PrintedLine]], compared: ComparedRuns
+) -> Sides[PrintedLine] | None:
+    """Return the first of some lines whose numbers differ by more than what was compared may."""
+    ends = (pair for rank in compared.ranks for pair in rank.comparison.ends)
+    limit = max((pair.limit for pair in ends), default=0.0)
+    return next((line for line in lines if line.reference.numbers_apart(line.port, limit)), None)
 
 
 def _begins_at_leaf(rank: ComparedRank) -> bool:

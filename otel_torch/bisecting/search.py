@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
-from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions
+from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
 from otel_torch.bisecting.runs import Programs, RunFailed
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
 from otel_torch.graph.compare import GraphFault
@@ -82,37 +82,43 @@ def bisect_programs(
     """
     recorded = RecordedPrograms(programs, options.runs)
     try:
-        answer = _bisect(recorded, options, tell)
+        answer, compared = _bisect(recorded, options, tell)
         if answer.verdict != "diverged":
-            return _with_printed(answer, recorded, options, tell)
+            return _with_printed(answer, compared, recorded, options, tell)
         return answer
     except RunFailed as error:
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
 
 
-def _bisect(recorded: RecordedPrograms, options: Options, tell: Callable[[str], None]) -> Bisection:
+def _bisect(
+    recorded: RecordedPrograms, options: Options, tell: Callable[[str], None]
+) -> tuple[Bisection, ComparedRuns]:
+    """Return the answer by what programs return, and the comparison that it is of."""
     compared = recorded.first(tell)
     answer = _Search(recorded, options, tell).run(compared)
     is_healed_by_several = answer.is_healed and len(answer.faults) > 1
     if not answer.faults or answer.begins_proven or is_healed_by_several:
-        return answer
+        return answer, compared
     if not compared.may_share_rows:
-        return answer
+        return answer, compared
     faults = compared.leading.comparison.faults
     is_resized = answer.is_healed and any(map(compared.leading.is_input_of_another_size, faults))
     by_rows = recorded.by_rows()
     # rows tell nothing of an order: what is in another one looks right; but where an input of
     # another size is all that differs, that its rows are right is the answer
     if bool(by_rows.leading.comparison.faults) == is_resized:
-        return answer
+        return answer, compared
     second = _Search(recorded, options, tell).run(by_rows)
     if is_resized:
-        return second if second.verdict == "match" else answer
-    return second if second.begins_proven or not answer.is_healed else answer
+        is_better = second.verdict == "match"
+    else:
+        is_better = second.begins_proven or not answer.is_healed
+    return (second, by_rows) if is_better else (answer, compared)
 
 
 def _with_printed(
     answer: Bisection,
+    compared: ComparedRuns,
     recorded: RecordedPrograms,
     options: Options,
     tell: Callable[[str], None],
@@ -120,15 +126,15 @@ def _with_printed(
     """Return a match as it is, unless the port prints other numbers: then what makes these is at
     fault, or was not compared. Of programs that return nothing in common the prints are compared.
     """
-    lines = recorded.printed_lines()
-    apart = recorded.first_apart(lines)
+    lines = recorded.printed_lines(compared)
+    apart = first_apart(lines, compared)
     is_comparable = answer.verdict != "incomparable"
     if is_comparable:
         lines = [] if apart is None else [apart]
-    compared = recorded.compare_printed(lines)
-    if compared is not None and compared.leading.comparison.is_comparable:
+    again = recorded.compare_printed(compared, lines)
+    if again is not None and again.leading.comparison.is_comparable:
         tell("comparing what the programs print")
-        searched = _Search(recorded, options, tell).run(compared)
+        searched = _Search(recorded, options, tell).run(again)
         if searched.faults or not is_comparable:
             answer = searched
         if not is_comparable:

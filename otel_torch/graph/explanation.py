@@ -125,9 +125,9 @@ def _compare_regions(
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
-    if read[0] - read[1] - _read_elsewhere(port) and not read[1] - read[0]:
+    if not read[1] - read[0] and read[0] - read[1] - _read_elsewhere(port):
         return Explanation("missing", _names(reference, _readers(reference, only[0], read[1])))
-    if read[1] - read[0] - _read_elsewhere(reference) and not read[0] - read[1]:
+    if not read[0] - read[1] and read[1] - read[0] - _read_elsewhere(reference):
         return Explanation("extra", (), _names(port, _readers(port, only[1], read[0])))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)

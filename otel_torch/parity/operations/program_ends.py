@@ -20,7 +20,7 @@ from otel_torch.graph.graph import NOTHING
 from otel_torch.recording.rows import Row
 
 _UPDATE, REREAD = "update", "otel_torch.reread"
-# so few numbers, of so many times as many, are shown to people: a mean of each channel
+# a summary that people read has at most this many numbers, each of this many: a mean by channel
 _FEW, _TIMES = 16, 16
 # rank, loop and step
 Step = tuple[Any, Any, Any]
