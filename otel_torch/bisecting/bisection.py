@@ -26,6 +26,7 @@ class Bisection:
         runs: All runs, in order.
         is_healed: Whether the port matches once all faults are healed.
         after: Of the reference beside the port with all that was healed; None if nothing was.
+        ended_early: What ended the search before its end; None if nothing did.
     """
 
     report: Report
@@ -34,6 +35,7 @@ class Bisection:
     runs: list[ProgramRun] = field(default_factory=list)
     is_healed: bool = False
     after: Report | None = None
+    ended_early: str | None = None
 
     @property
     def faults(self) -> list[Finding]:
@@ -84,6 +86,7 @@ class Bisection:
             "verdict": self.verdict,
             "reason": self.report.reason,
             "healed": self.is_healed,
+            "ended_early": self.ended_early,
             "faults": [to_json(finding) for finding in self.faults],
             "proven_lines": {
                 str(index): to_json(self.proven_lines(index)) for index in range(len(self.faults))

@@ -16,6 +16,14 @@ class RunFailed(Exception):
     """A program could not be run to its end or recorded nothing; the message is one line."""
 
 
+class RunsDiffer(RunFailed):
+    """The reference computes other values in each run, so that nothing can be compared."""
+
+
+class EndedEarly(KeyboardInterrupt):
+    """The search is to end with what is known by now; the message says what ended it."""
+
+
 class NothingRecorded(RunFailed):
     """A program ran to its end, and recorded no operation."""
 

@@ -15,7 +15,7 @@ from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
-from otel_torch.bisecting.runs import Programs, RunFailed
+from otel_torch.bisecting.runs import EndedEarly, Programs, RunFailed, RunsDiffer
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
 from otel_torch.graph.compare import GraphFault
 from otel_torch.graph.cut import (
@@ -48,6 +48,8 @@ _PRINTED = "the programs print other numbers, `{}` and `{}`: what makes them was
 _PRINTED_ALONE = (
     "the programs return nothing of one size, and were compared by the numbers that both print"
 )
+_ENDED = "more may be wrong: {}"
+_UNTRIED = "the search ended before it was tried"
 _NOT_ALL = "with the reference's value there not all results of the ranks match"
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
@@ -81,21 +83,39 @@ def bisect_programs(
         RecordingError: A recording cannot be read.
     """
     recorded = RecordedPrograms(programs, options.runs)
+    begun: list[_Search] = []
+
+    def search(compared: ComparedRuns) -> Bisection:
+        begun.append(_Search(recorded, options, tell, compared))
+        return begun[-1].run()
+
     try:
-        answer, compared = _bisect(recorded, options, tell)
+        answer, compared = _bisect(recorded, search, tell)
         if answer.verdict != "diverged":
-            return _with_printed(answer, compared, recorded, options, tell)
+            return _with_printed(answer, compared, recorded, search, tell)
         return answer
-    except RunFailed as error:
+    except (RunFailed, EndedEarly) as error:
+        if begun and not isinstance(error, RunsDiffer):
+            return _so_far(begun, str(error))
         return Bisection(Report("incomparable", str(error)), runs=programs.runs)
 
 
+def _so_far(begun: Sequence[_Search], reason: str) -> Bisection:
+    """Return what is known when a search could not go on."""
+    for search in begun:
+        search.end_early(reason)
+    answers = [search.answer for search in begun]
+    return max(answers, key=lambda answer: (answer.begins_proven, bool(answer.faults)))
+
+
 def _bisect(
-    recorded: RecordedPrograms, options: Options, tell: Callable[[str], None]
+    recorded: RecordedPrograms,
+    search: Callable[[ComparedRuns], Bisection],
+    tell: Callable[[str], None],
 ) -> tuple[Bisection, ComparedRuns]:
     """Return the answer by what programs return, and the comparison that it is of."""
     compared = recorded.first(tell)
-    answer = _Search(recorded, options, tell).run(compared)
+    answer = search(compared)
     is_healed_by_several = answer.is_healed and len(answer.faults) > 1
     if not answer.faults or answer.begins_proven or is_healed_by_several:
         return answer, compared
@@ -108,7 +128,7 @@ def _bisect(
     # another size is all that differs, that its rows are right is the answer
     if bool(by_rows.leading.comparison.faults) == is_resized:
         return answer, compared
-    second = _Search(recorded, options, tell).run(by_rows)
+    second = search(by_rows)
     if is_resized:
         is_better = second.verdict == "match"
     else:
@@ -120,7 +140,7 @@ def _with_printed(
     answer: Bisection,
     compared: ComparedRuns,
     recorded: RecordedPrograms,
-    options: Options,
+    search: Callable[[ComparedRuns], Bisection],
     tell: Callable[[str], None],
 ) -> Bisection:
     """Return a match as it is, unless the port prints other numbers: then what makes these is at
@@ -134,7 +154,7 @@ def _with_printed(
     again = recorded.compare_printed(compared, lines)
     if again is not None and again.leading.comparison.is_comparable:
         tell("comparing what the programs print")
-        searched = _Search(recorded, options, tell).run(again)
+        searched = search(again)
         if searched.faults or not is_comparable:
             answer = searched
         if not is_comparable:
@@ -147,13 +167,27 @@ def _with_printed(
 
 
 class _Search:
-    """Answers one comparison of two programs."""
+    """Answers one comparison of two programs.
+
+    Attributes:
+        answer: What is known so far.
+    """
 
     def __init__(
-        self, programs: RecordedPrograms, options: Options, tell: Callable[[str], None]
+        self,
+        programs: RecordedPrograms,
+        options: Options,
+        tell: Callable[[str], None],
+        compared: ComparedRuns,
     ) -> None:
-        self._options, self._tell, self._programs = options, tell, programs
+        self._options, self._tell, self._compared = options, tell, compared
         self._trials = Trials(programs)
+        report = compared.report()
+        report.following = ()  # its recordings are not kept
+        report.warnings += programs.warnings
+        self.answer = Bisection(report, runs=programs.programs.runs)
+        if self.answer.verdict == "diverged":
+            report.introduced = []
         # with which operations of which lines the healed faults begin, in each program
         self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
         self._healed_places = 0
@@ -164,18 +198,32 @@ class _Search:
         # what differs and seems not to matter, each with the comparison that it was found in
         self._harmless: list[tuple[ComparedRuns, Trial]] = []
 
-    def run(self, compared: ComparedRuns) -> Bisection:
-        report = compared.report()
-        report.following = ()  # its recordings are not kept
-        report.warnings += self._programs.warnings
-        answer = Bisection(report, runs=self._programs.programs.runs)
-        if answer.verdict == "diverged":
-            self._heal(answer, compared)
-        return answer
+    def run(self) -> Bisection:
+        if self.answer.verdict == "diverged":
+            self._heal(self.answer, self._compared)
+        return self.answer
+
+    def end_early(self, reason: str) -> None:
+        """Note why the search did not go on; what would have been tried next is named untried."""
+        answer, leading = self.answer, self._compared.leading
+        answer.ended_early = reason
+        if answer.verdict != "diverged":
+            answer.report.leave_out(reason)
+            answer.report.judge_whole()
+            return
+        answer.report.warnings.append(_ENDED.format(reason))
+        if not answer.faults:
+            for fault in self._open(leading)[:1]:
+                _add(answer, leading, fault, None, _UNTRIED)
+        answer.report.first = next(iter(answer.faults), None)
+
+    def _open(self, rank: ComparedRank) -> list[GraphFault]:
+        """Return the faults that may still be tried, the likeliest first."""
+        faults = rank.comparison.faults
+        return [fault for fault in faults if rank.is_open(fault) and self._counts(rank, fault)]
 
     def _heal(self, answer: Bisection, compared: ComparedRuns) -> None:
         """Find one fault after the other, until the port is right with all of them healed."""
-        answer.report.introduced = []
         first = compared
         # a fault may take several rounds: the later ones heal it in further layers
         for _ in range(2 * self._options.most_faults):
@@ -200,11 +248,7 @@ class _Search:
     def _heal_one(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
         """Add the next fault to the answer; return the trial that heals it, if any does."""
         leading = compared.leading
-        faults = [
-            fault
-            for fault in leading.comparison.faults
-            if leading.is_open(fault) and self._counts(leading, fault)
-        ]
+        faults = self._open(leading)
         steps = [fault for fault in faults if leading.is_unrecorded(fault)]
         if answer.faults and steps == faults:
             return self._bridge(answer, compared, steps)

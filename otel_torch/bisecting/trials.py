@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges, RankedKey
 from otel_torch.bisecting.recorded_programs import RecordedPrograms
-from otel_torch.bisecting.runs import ProgramRun, RunFailed
+from otel_torch.bisecting.runs import ProgramRun, RunsDiffer
 from otel_torch.graph.blame import Origin
 from otel_torch.graph.compare import GraphFault
 from otel_torch.parity.report.wording import short_place
@@ -129,7 +129,8 @@ class Trials:
             without: Values of the port that have an exchange in place, and get none.
 
         Raises:
-            RunFailed: A program did not end well, or the reference computes other values each time.
+            RunFailed: A program did not end well.
+            RunsDiffer: The reference computes other values each time.
         """
         exchanges = {
             port: own
@@ -184,7 +185,7 @@ class Trials:
         if not repeated.is_match:
             leading = repeated.leading
             first_place = short_place(leading.finding(leading.comparison.faults[0]))
-            raise RunFailed(
+            raise RunsDiffer(
                 f"the reference computes other values in each run, first at {first_place}: set its "
                 "seeds, so that the programs can be compared"
             )

@@ -12,9 +12,10 @@ from otel_torch.bisecting.processes import CommandPrograms
 from otel_torch.bisecting.search import Options, bisect_programs
 from otel_torch.bisecting.text import render_bisection
 from otel_torch.cli.bisect_runs import (
+    INTERRUPTED,
     close_runs,
+    ends_early,
     given_options,
-    interrupt_on_sigterm,
     make_teller,
     prepare_folder,
     print_answer,
@@ -75,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs = parser.add_argument_group("runs")
     runs.add_argument(
         "--timeout", metavar="SECONDS", type=float, help="end a run that takes longer, and stop"
+    )
+    runs.add_argument(
+        "--within",
+        metavar="SECONDS",
+        type=float,
+        help="answer with what is known by then",
     )
     runs.add_argument(
         "--out",
@@ -144,8 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.out
     prepare_folder(folder, resumes=arguments.resume)
     options = Options(run_options(arguments), arguments.module)
-    interrupt_on_sigterm()
-    with Progress() as progress:
+    with Progress() as progress, ends_early(arguments.within) as came:
         programs = CommandPrograms(
             reference,
             port,
@@ -158,7 +164,8 @@ def run(arguments: argparse.Namespace) -> int:
     if bisection.verdict == "diverged":
         bisection.report.following = [_again(arguments, reference, port)]
     _write(arguments, bisection)
-    return close_runs(arguments, bisection.verdict, bisection.report.reason)
+    status = close_runs(arguments, bisection)
+    return INTERRUPTED if came else status
 
 
 def _again(arguments: argparse.Namespace, reference: list[str], port: list[str]) -> NextStep:

@@ -7,11 +7,14 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.recorded_programs import RunOptions
+from otel_torch.bisecting.runs import EndedEarly
 from otel_torch.cli.diff import EXIT_STATUS
 from otel_torch.cli.main import BadInput
 from otel_torch.cli.report_files import print_text, write_json
@@ -20,6 +23,8 @@ from otel_torch.process.console import say
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size
 
+# the exit status of a command that was interrupted, as main() has it
+INTERRUPTED = 130
 _OWN = re.compile(
     r"\d+-\w+|put-\d+|kept|links|exchange-\d+|executed-\w+|plan-[\w-]+\.json|commit-[ab]"
 )
@@ -65,13 +70,15 @@ def print_answer(
         write_json(arguments.json, answer.as_json())
 
 
-def close_runs(arguments: argparse.Namespace, verdict: str, reason: str | None) -> int:
+def close_runs(arguments: argparse.Namespace, bisection: Bisection) -> int:
     """Say what cannot be compared, or delete the recordings; return the exit status."""
-    if verdict == "incomparable":
-        say(f"incomparable: {reason}")
+    if bisection.verdict == "incomparable":
+        say(f"incomparable: {bisection.report.reason}")
+    elif bisection.ended_early:
+        say(f"{bisection.ended_early}; --resume goes on from what {arguments.out} holds")
     elif not arguments.keep:
         shutil.rmtree(arguments.out, ignore_errors=True)
-    return EXIT_STATUS[verdict]
+    return EXIT_STATUS[bisection.verdict]
 
 
 def prepare_folder(folder: Path, *, resumes: bool) -> None:
@@ -90,13 +97,37 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def interrupt_on_sigterm() -> None:
-    """Have SIGTERM end the program that runs, too."""
-    signal.signal(signal.SIGTERM, _interrupt)
+@contextmanager
+def ends_early(seconds: float | None) -> Iterator[list[int]]:
+    """Raise EndedEarly, once, when the time is over or somebody interrupts.
 
+    Args:
+        seconds: None for as long as it takes.
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+    Yields:
+        The signal that came from outside, as soon as one did.
+    """
+    came: list[int] = []
+
+    def end(number: int, frame: object) -> NoReturn:
+        restore()  # a second signal ends at once
+        if number == signal.SIGALRM:
+            raise EndedEarly(f"the search did not end within {seconds:g} s")
+        came.append(number)
+        raise EndedEarly(f"the search was ended by {signal.Signals(number).name}")
+
+    def restore() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
+    before = {number: signal.signal(number, end) for number in numbers}
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    try:
+        yield came
+    finally:
+        restore()
 
 
 def make_teller(progress: Progress) -> Callable[[str], None]:

@@ -20,8 +20,8 @@ from otel_torch.bisecting.versions.version_search import VersionSearch
 from otel_torch.bisecting.versions.version_text import render_version_bisection
 from otel_torch.cli.bisect_runs import (
     close_runs,
+    ends_early,
     given_options,
-    interrupt_on_sigterm,
     make_teller,
     prepare_folder,
     print_answer,
@@ -37,7 +37,7 @@ from otel_torch.rendering.writable import check_writable
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _SETTING = re.compile(r"(torch(?:\.\w+)+|[A-Z_][A-Z0-9_]*)=([^,]*),([^,]*)")
 # options of two commands that say nothing of one program
-_OF_TWO_COMMANDS = ("module", "html", "junit", "sarif", "resume")
+_OF_TWO_COMMANDS = ("module", "html", "junit", "sarif", "resume", "within")
 
 
 def add_version_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,8 +116,7 @@ def run_versions(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.out
     repository = arguments.repo or (Path() if arguments.commit_a else None)
     commits = None if repository is None else CommitLog(repository)
-    interrupt_on_sigterm()
-    with Progress() as progress:
+    with Progress() as progress, ends_early(None):
         progress("listing what is installed")
         environments = pythons.map(lambda python: list_environment(python or sys.executable))
         prepare_folder(folder, resumes=False)
@@ -136,7 +135,7 @@ def run_versions(arguments: argparse.Namespace) -> int:
     if answer.verdict == "diverged":
         answer.bisection.report.following = [_again(arguments, words)]
     print_answer(arguments, answer, partial(render_version_bisection, answer))
-    return close_runs(arguments, answer.verdict, answer.bisection.report.reason)
+    return close_runs(arguments, answer.bisection)
 
 
 def _again(arguments: argparse.Namespace, words: Sequence[str]) -> NextStep:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from otel_torch.bisecting.runs import EndedEarly
+from otel_torch.cli.bisect_runs import ends_early
 from otel_torch.cli.main import main
 from tests.interpreters import command_of_tests
-from tests.support import run_command
+from tests.support import clean_environment, run_command
 
 PROGRAM = dedent("""\
     import torch
@@ -118,6 +122,85 @@ def test_a_port_that_fails_is_one_line(folder: Path) -> None:
         r"\S+output.txt\)\n",
         done.stderr,
     )
+
+
+# what the port does in its second trial, once
+IN_THE_SECOND_TRIAL = """
+import os, pathlib, time
+if os.environ.get("OTEL_TORCH_GRAPH_PUT", "").endswith("put-2") and not os.path.exists("there"):
+    pathlib.Path("there").touch()
+    {}
+"""
+
+
+@pytest.fixture
+def stalls(folder: Path) -> Path:
+    """The folder of a port that waits in its second trial, once."""
+    wrong = (folder / "port.py").read_text()
+    (folder / "port.py").write_text(wrong + IN_THE_SECOND_TRIAL.format("time.sleep(100)"))
+    return folder
+
+
+def test_an_interrupted_search_says_what_it_knows_and_goes_on_later(stalls: Path) -> None:
+    python = command_of_tests("python")
+    words = ["--json", "-", "--", python, "reference.py", "--", python, "port.py"]
+    process = subprocess.Popen(
+        [command_of_tests("otel-torch"), "bisect", *words],
+        env=clean_environment(),
+        cwd=stalls,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (stalls / "there").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    answer = json.loads(out)
+    assert answer["ended_early"] == "the search was ended by SIGTERM" and not answer["healed"]
+    assert [fault["port_line"]["line"] for fault in answer["faults"]] == [10]
+    assert [fault["proof"] for fault in answer["faults"]] == ["proven"]
+    assert answer["warnings"] == ["more may be wrong: the search was ended by SIGTERM"]
+    assert "; --resume goes on from what " in err
+    ran = (stalls / "runs").read_text()
+    again = json.loads(bisect(stalls, "--resume", "--json", "-").stdout)
+    assert [fault["port_line"]["line"] for fault in again["faults"]] == [10, 11]
+    assert again["healed"] and again["ended_early"] is None
+    assert (stalls / "runs").read_text() == ran + "x"  # but for what was interrupted
+
+
+def test_what_was_not_tried_yet_is_said_to_be(stalls: Path) -> None:
+    port = (stalls / "port.py").read_text()
+    (stalls / "port.py").write_text(port.replace("put-2", "put-1"))
+    done = bisect(stalls, "--timeout", "15")
+    assert done.returncode == 1, done.stderr
+    assert "? not tried: The reference computes `relu` where the port computes `tanh`." in (
+        done.stdout
+    )
+    assert "the search ended before it was tried" in done.stdout
+    assert "longer than 15 s" in " ".join(done.stdout.split())
+
+
+def test_a_trial_that_fails_costs_no_answer(folder: Path) -> None:
+    wrong = (folder / "port.py").read_text()
+    raises = IN_THE_SECOND_TRIAL.format("raise SystemExit('no memory')")
+    (folder / "port.py").write_text(wrong + raises)
+    done = bisect(folder)
+    assert done.returncode == 1, done.stderr
+    assert "✗ proven: The reference computes `relu` where the port computes `tanh`." in done.stdout
+    assert "port.py ended with 1: no memory" in " ".join(done.stdout.split())
+
+
+def test_the_time_of_a_search_is_over_once() -> None:
+    with pytest.raises(EndedEarly, match=r"did not end within 0\.05 s"), ends_early(0.05) as came:
+        while True:
+            time.sleep(0.01)
+    assert came == [] and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    with ends_early(None):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(
