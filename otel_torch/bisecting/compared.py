@@ -365,11 +365,12 @@ class ComparedRuns:
     @property
     def needs_rows(self) -> bool:
         """Whether rows, not measured yet, are all that can tell more: no end of one program has the
-        size of the other's, or ranks pad their parts.
+        size of the other's, or hardly any, or ranks pad their parts.
         """
         comparison = self.leading.comparison
         is_padded = self.leading.is_divided and comparison.has_padded_ends
-        return not comparison.has_rows and (is_padded or not comparison.is_comparable)
+        is_apart = not comparison.is_comparable or comparison.is_by_chance
+        return not comparison.has_rows and (is_padded or is_apart)
 
     @property
     def may_share_rows(self) -> bool:

@@ -49,6 +49,11 @@ class PrintedNumber(NamedTuple):
         decimals = len(mantissa.partition(".")[2])
         return cls(float(text), float(f"1e{int(exponent or 0) - decimals}"))
 
+    @property
+    def tells(self) -> bool:
+        """Whether the digits are enough to tell programs apart."""
+        return self.unit <= _TOLERANCE * abs(self.value)
+
     def is_apart(self, other: PrintedNumber, tolerance: float) -> bool:
         """Return whether another number differs by more than rounding.
 
@@ -69,6 +74,11 @@ class PrintedLine(NamedTuple):
     text: str
     words: str
     numbers: tuple[PrintedNumber, ...]
+
+    @property
+    def tells(self) -> bool:
+        """Whether any number has digits enough to tell programs apart."""
+        return any(number.tells for number in self.numbers)
 
     def numbers_apart(self, other: PrintedLine, limit: float) -> list[Sides[PrintedNumber]]:
         """Return which numbers of a line with the same words differ by more than rounding.
@@ -108,7 +118,7 @@ def find_printed(graph: Graph, number: PrintedNumber) -> int | None:
     """Return the last value of a graph that has a printed number, alone or as the least or largest
     of a few; None if there is none, or if the print has too few digits to tell.
     """
-    if number.unit > _TOLERANCE * abs(number.value):
+    if not number.tells:
         return None
     values = graph.values
     distance = np.abs(values.statistics[:, [MEAN, MIN, MAX]] - number.value)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
+from otel_torch.bisecting.printed import PrintedLine
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
 from otel_torch.bisecting.runs import EndedEarly, Programs, RunFailed, RunsDiffer
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
@@ -29,6 +30,7 @@ from otel_torch.graph.cut import (
 from otel_torch.parity.finding import Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
+from otel_torch.parity.sides import Sides
 
 _NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
 _FAR = (
@@ -148,21 +150,31 @@ def _with_printed(
     """
     lines = recorded.printed_lines(compared)
     apart = first_apart(lines, compared)
-    is_comparable = answer.verdict != "incomparable"
-    if is_comparable:
-        lines = [] if apart is None else [apart]
-    again = recorded.compare_printed(compared, lines)
-    if again is not None and again.leading.comparison.is_comparable:
+
+    def search_printed(shown: Sequence[Sides[PrintedLine]]) -> Bisection | None:
+        again = recorded.compare_printed(compared, shown)
+        if again is None or not again.leading.comparison.is_comparable:
+            return None
         tell("comparing what the programs print")
-        searched = search(again)
-        if searched.faults or not is_comparable:
-            answer = searched
-        if not is_comparable:
-            answer.report.warnings.append(_PRINTED_ALONE)
-    if answer.verdict != "diverged" and apart is not None:
-        texts = apart.map(lambda line: line.text)
-        answer.report.leave_out(_PRINTED.format(*texts))
-        answer.report.judge_whole()
+        return search(again)
+
+    report = answer.report
+    if answer.verdict == "incomparable":
+        searched = search_printed(lines)
+        if searched is not None:
+            answer, report = searched, searched.report
+        elif apart is None and any(line.reference.tells for line in lines):
+            report.verdict, report.reason = "match", None
+        if answer.verdict != "incomparable":
+            report.warnings.append(_PRINTED_ALONE)
+    elif apart is not None and (searched := search_printed([apart])) and searched.faults:
+        return searched
+    if apart is not None and answer.verdict != "diverged":
+        text = _PRINTED.format(*apart.map(lambda line: line.text))
+        report.leave_out(text)
+        report.judge_whole()
+        if answer.verdict == "incomparable":
+            report.reason = f"{report.reason}; {text}"
     return answer
 
 

@@ -49,7 +49,7 @@ class GraphBuilder:
     _nodes: list[tuple[Any, ...]] = field(default_factory=list)
     _reads: list[list[int]] = field(default_factory=list)
     _makes: list[list[int]] = field(default_factory=list)
-    _ends: list[tuple[str, int, bool]] = field(default_factory=list)
+    _ends: list[tuple[str, int, bool, int]] = field(default_factory=list)
     _operations: Labels = field(default_factory=Labels)
     _arguments: Labels = field(default_factory=Labels)
     _modules: Labels = field(default_factory=Labels)
@@ -161,9 +161,11 @@ class GraphBuilder:
         """How many nodes there are so far."""
         return len(self._nodes)
 
-    def add_end(self, name: str, value: int, *, is_passed: bool = False) -> None:
-        """Add an end."""
-        self._ends.append((name, value, is_passed))
+    def add_end(
+        self, name: str, value: int, *, is_passed: bool = False, weight: int = NOTHING
+    ) -> None:
+        """Add an end; `weight` is the leaf that it is the gradient or the update of, if any."""
+        self._ends.append((name, value, is_passed, weight))
 
     def finish(self) -> Graph:
         """Return the graph."""
@@ -205,9 +207,10 @@ class GraphBuilder:
                 reads=Rows.of(self._reads),
                 makes=Rows.of(self._makes),
             ),
-            ends=np.array([value for _, value, _ in self._ends], np.int64),
-            end_names=[name for name, _, _ in self._ends],
-            passed=np.array([is_passed for *_, is_passed in self._ends], bool),
+            ends=np.array([value for _, value, *_ in self._ends], np.int64),
+            end_names=[name for name, *_ in self._ends],
+            end_weights=np.array([weight for *_, weight in self._ends], np.int64),
+            passed=np.array([is_passed for *_, is_passed, _ in self._ends], bool),
             operations=list(self._operations),
             arguments=list(self._arguments),
             modules=list(self._modules),

@@ -166,6 +166,25 @@ class GraphComparison:
         return any(pair.is_comparable for pair in self.ends)
 
     @property
+    def is_by_chance(self) -> bool:
+        """Whether all ends that have counterparts may have them by chance: they are wrong, have as
+        many elements in other axes, and are fewer than those without in both programs.
+        """
+        pairs = [pair for pair in self.ends if pair.is_comparable]
+        shapes = zip(
+            *(
+                [sorted(set(graph.values.shape[value]) - {1}) for value in values]
+                for graph, values in zip(
+                    self.graphs, values_of_ends(self.programs, pairs), strict=True
+                )
+            ),
+            strict=True,
+        )
+        is_wrong = not any(pair.is_right for pair in pairs)
+        has_few = all(2 * len(pairs) < len(graph.ends) for graph in self.graphs)
+        return is_wrong and has_few and all(own != other for own, other in shapes)
+
+    @property
     def returns_another(self) -> bool:
         """Whether at each wrong end one program returns what the other computes on its way: the
         rest may come later.

@@ -18,7 +18,7 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, has_information, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
-from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, Flags, Floats
+from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats
 from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from
 
@@ -114,6 +114,7 @@ def _same_names(programs: Programs, counts: list[list[int]]) -> list[tuple[int, 
         for name, same in common or zip(*named, strict=False)
         for own in named[0][name]
         for other in named[1][same]
+        if common or _weight(programs[0], own) == _weight(programs[1], other)
     ]
 
 
@@ -347,11 +348,23 @@ def _are_merged(programs: Programs, pair: tuple[int, int], informed: Sequence[Fl
     """
     if any(map(_is_right, programs, pair)):
         return False
+    if _weight(programs[0], pair[0]) != _weight(programs[1], pair[1]):
+        return False
     first, second = (
         program.graph.values.shape[program.graph.ends[end]]
         for program, end in zip(programs, pair, strict=True)
     )
     return all(map(_is_informed, programs, pair, informed)) and have_same_order(first, second)
+
+
+def _weight(program: ComparedProgram, end: int) -> object:
+    """Return what the weight of an end held at first, None without one: only gradients and updates
+    of equal weights are a pair. What the other program has split or fused equals nothing.
+    """
+    weight = program.graph.end_weights[end]
+    if weight == NOTHING:
+        return None
+    return int(program.side.group[weight]) if program.state[weight] == RIGHT else object()
 
 
 def _is_informed(program: ComparedProgram, end: int, informed: Flags) -> bool:
@@ -377,8 +390,10 @@ def _key(program: ComparedProgram, end: int, kind: str, informed: Flags) -> obje
     if kind == "content":
         return int(program.side.group[value])
     shape = tuple(size for size in program.graph.values.shape[value] if size != 1)
-    node = program.maker[value]
-    return (shape, *program.family(node)) if kind == "operation" and node >= 0 else shape
+    node, weight = program.maker[value], _weight(program, end)
+    if kind == "operation" and node >= 0:
+        return shape, weight, *program.family(node)
+    return shape, weight
 
 
 def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:

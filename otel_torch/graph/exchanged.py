@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from otel_torch.graph.ends import EndPair, Limits, compare_ends, values_of_ends
+from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, does_nothing, made_from
 
 
@@ -41,8 +42,10 @@ def _with_ends(program: ComparedProgram, values: Sequence[int]) -> ComparedProgr
     graph = program.graph
     names = [*graph.end_names, *("" for _ in values)]
     ends = np.append(graph.ends, np.array(values, np.int64))
+    weights = np.append(graph.end_weights, np.full(len(values), NOTHING))
     passed = np.append(graph.passed, np.zeros(len(values), bool))
-    return replace(program, graph=replace(graph, ends=ends, end_names=names, passed=passed))
+    extended = replace(graph, ends=ends, end_names=names, end_weights=weights, passed=passed)
+    return replace(program, graph=extended)
 
 
 def open_values(

@@ -178,6 +178,7 @@ class Graph:
     Attributes:
         ends: The values that the program returned.
         end_names: What each of them is called.
+        end_weights: The leaf that each is the gradient or the update of; NOTHING for others.
         passed: Ends that do not count where both programs have later ones that come from such.
         arguments: Arguments of operations as JSON text, operands replaced.
         lines: `(file, line, function, text)`.
@@ -188,6 +189,7 @@ class Graph:
     nodes: Nodes
     ends: Indices
     end_names: list[str]
+    end_weights: Indices
     passed: Flags
     operations: list[str]
     arguments: list[str]

@@ -142,3 +142,30 @@ def test_programs_that_return_nothing_in_common_are_compared_by_what_they_print(
     answer = of("wrong", "exp().sum()")
     (fault,) = answer.faults
     assert fault.port_line is not None and fault.port_line.text.startswith("best = best + scores")
+
+
+# the reference has the numbers in one tensor; the port has them one by one, of fewer candidates
+TOGETHER = """
+best = (x @ w).index_fill(-1, torch.arange(12, 16), -1e9).log_softmax(-1).amax(-1)
+for number in best.tolist():
+    print(f"score {number:.7f}")
+"""
+ONE_BY_ONE = """
+for row in x:
+    scores = w.T[:12] @ row
+    print(f"score {(scores.max() - scores.FUNCTION).item():.7f}")
+"""
+
+
+def test_programs_that_only_print_the_same_match(tmp_path: Path) -> None:
+    def of(name: str, function: str) -> Bisection:
+        texts = [FUNCTIONS + text for text in (TOGETHER, ONE_BY_ONE.replace("FUNCTION", function))]
+        return bisect_programs(RecordedRuns(tmp_path / name, *texts), Options())
+
+    legal = of("legal", "logsumexp(0)")
+    assert legal.verdict == "match"
+    assert any("compared by the numbers that both print" in text for text in legal.report.warnings)
+    wrong = of("wrong", "mean()")
+    assert wrong.verdict != "match"
+    reason = wrong.report.reason or wrong.faults[0].port_line.text
+    assert "the programs print other numbers, `score" in reason

@@ -82,11 +82,17 @@ class RecordedProgram:
 
 
 class ProgramEnd(NamedTuple):
-    """An end. is_passed: whether the gradients and parameters of a training come from it."""
+    """An end.
+
+    Attributes:
+        is_passed: Whether the gradients and parameters of a training come from it.
+        parameter: Which parameter it is the gradient or the update of; "" for others.
+    """
 
     name: str
     value: int
     is_passed: bool = False
+    parameter: str = ""
 
 
 def ends_of(program: RecordedProgram) -> Iterator[ProgramEnd]:
@@ -96,24 +102,26 @@ def ends_of(program: RecordedProgram) -> Iterator[ProgramEnd]:
     """
     counts: Counter[object] = Counter()
     trained = list(_ends_of_training(program))
-    before = _ancestors(program, [value for _, value in trained])
+    before = _ancestors(program, [end.value for end in trained])
     returned = [
-        (str(row["end"]), row["value"]) for row in program.ends if row.get("phase") != _UPDATE
+        ProgramEnd(str(row["end"]), row["value"], row["value"] in before)
+        for row in program.ends
+        if row.get("phase") != _UPDATE
     ]
 
-    def rank_of(end: tuple[str, int]) -> int:
-        return program.rank(end[1])
+    def rank_of(end: ProgramEnd) -> int:
+        return program.rank(end.value)
 
-    for name, value in sorted(trained, key=rank_of) + sorted(returned, key=rank_of):
-        key = name, program.rank(value)
+    for end in sorted(trained, key=rank_of) + sorted(returned, key=rank_of):
+        key = end.name, rank_of(end)
         counts[key] += 1
-        numbered = name if counts[key] == 1 or not name else f"{name}#{counts[key]}"
-        yield ProgramEnd(numbered, value, value in before and (name, value) in returned)
+        is_numbered = end.name and counts[key] > 1
+        yield end._replace(name=f"{end.name}#{counts[key]}") if is_numbered else end
     for value in sorted(_results(program), key=program.rank):
         yield ProgramEnd("", value)
 
 
-def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:
+def _ends_of_training(program: RecordedProgram) -> Iterator[ProgramEnd]:
     """Yield gradients and parameters after the last step; nothing if no optimizer stepped."""
     updates: defaultdict[Step, dict[str, int]] = defaultdict(dict)
     for row in program.ends:
@@ -124,9 +132,8 @@ def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:
             updates[_step_of(row)][name] = row["value"]
     for step, read in (_gradients(program) if updates else {}).items():
         names = _names_of_gradients(program, read, updates.get(step, {}))
-        yield from (
-            (name and f"grad.{name}", value) for name, value in zip(names, read, strict=True)
-        )
+        for name, value in zip(names, read, strict=True):
+            yield ProgramEnd(name and f"grad.{name}", value, parameter=name)
     last = {
         (rank, name): value
         for (rank, *_), update in updates.items()
@@ -138,7 +145,7 @@ def _ends_of_training(program: RecordedProgram) -> Iterator[tuple[str, int]]:
         # what an optimizer does not change itself may be copied from elsewhere after its step
         while value in replaced and not program.is_update(program.maker(value)):
             value = replaced[value]
-        yield f"param.{name}", value
+        yield ProgramEnd(f"param.{name}", value, parameter=name)
 
 
 def _step_of(row: Row) -> Step:

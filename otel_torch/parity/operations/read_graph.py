@@ -208,11 +208,22 @@ class _GraphFiller:
         for row, maker in made:
             self._add_value(row, maker)
         program = RecordedProgram(self._nodes, read, self._rows, self._ends, self._has_loops)
+        weights = self._weights(index)
         for end in ends_of(program):
-            builder.add_end(end.name, index[end.value], is_passed=end.is_passed)
+            weight = weights.get((program.rank(end.value), end.parameter), NOTHING)
+            builder.add_end(end.name, index[end.value], is_passed=end.is_passed, weight=weight)
         places = [RecordedPlace.of(row) for row, _ in made]
         places += self._add_readings(index)
         return RecordedGraph(builder.finish(), places)
+
+    def _weights(self, index: Mapping[int, int]) -> dict[tuple[int, str], int]:
+        """Return each rank's parameters, as they were at first, by their names."""
+        weights: dict[tuple[int, str], int] = {}
+        for number, (row, _) in self._rows.items():
+            if row.get("leaf") == "parameter":
+                name = ".".join(filter(None, (row.get("module"), str(row.get("name", "")))))
+                weights.setdefault((int(row.get("rank") or 0), name), index[number])
+        return weights
 
     def _add_readings(self, index: Mapping[int, int]) -> Iterator[RecordedPlace]:
         """Add the parts of values, and what the values of ranks may be together; yield the places
