@@ -26,7 +26,7 @@ from otel_torch.graph.cut import (
     origin_of,
 )
 from otel_torch.graph.distances import relative_distances
-from otel_torch.graph.ends import EndPair
+from otel_torch.graph.ends import EndPair, values_of_ends
 from otel_torch.graph.error_model import JUMP
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
@@ -299,6 +299,11 @@ class ComparedRank:
         for value in np.flatnonzero(program.state != RIGHT).tolist():
             if not is_beside(program, value):
                 yield value, max(int(program.graph.values.numel[value]), 0)
+
+    def results_of_reference(self, *, are_wrong: bool = False) -> set[RankedKey]:
+        """Return the ends of the reference that were compared, or those that were wrong."""
+        ends = [pair for pair in self.comparison.ends if not (are_wrong and pair.is_right)]
+        return set(map(self.reference_key, values_of_ends(self.comparison.programs, ends)[0]))
 
     def moved_from(self, keys: Iterable[RankedKey]) -> set[RankedKey]:
         """Return values of the port, and what only rearranges them."""

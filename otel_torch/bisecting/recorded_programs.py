@@ -134,15 +134,27 @@ class RecordedPrograms:
         if not has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port))):
             return None
         tell("a model returns something else in each program: recording all steps")
-
-        def record() -> ComparedRuns:
-            for own in self._settings.values():
-                own["steps"] = EVERY_STEP
-            return self._record_both("in all steps")
-
         return self._attempt(
-            record, lambda whole: whole.is_match and bool(whole.leading.comparison.ends)
+            self._in_all_steps,
+            lambda whole: whole.is_match and bool(whole.leading.comparison.ends),
         )
+
+    def _in_all_steps(self) -> ComparedRuns:
+        for own in self._settings.values():
+            own["steps"] = EVERY_STEP
+        return self._record_both("in all steps")
+
+    def _go_on_alike(self, compared: ComparedRuns) -> bool:
+        """Return whether both programs go on after what was recorded of them, so that they may put
+        together what can be compared: the scores of all tokens.
+        """
+        rank = compared.leading
+        is_open = all(own.get("steps") != EVERY_STEP for own in self._settings.values())
+        if self._options.steps is not None or not is_open or rank.is_divided:
+            return False
+        if not all(graph.is_cut for graph in rank.comparison.graphs):
+            return False
+        return has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port)))
 
     def _later(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
         """Return the comparison of a later step, if the first ones match; else None."""
@@ -267,6 +279,8 @@ class RecordedPrograms:
         if is_one_beside_several(reference, port):
             reference, port = self._cut(reference, port)
         compared = self.compare(reference, port)
+        if compared.needs_rows and self._go_on_alike(compared):
+            return self._in_all_steps()
         if compared.needs_rows:
             return self.by_rows()
         if compared.may_move_axes:
@@ -362,4 +376,6 @@ def _is_unsure(rank: ComparedRank) -> bool:
     comparison = rank.comparison
     if is_coarse(comparison.graphs[0]) or comparison.is_close:
         return True
-    return comparison.is_vague if comparison.is_match else rank.is_divided
+    if comparison.is_match:
+        return comparison.is_vague or comparison.is_suspicious
+    return rank.is_divided

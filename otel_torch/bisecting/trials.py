@@ -182,9 +182,12 @@ class Trials:
         for number in again.recordings:
             self._not_kept |= _metadata(again, number).get("values_not_kept", {})
         repeated = self._programs.compare(compared.reference, again)
-        if not repeated.is_match:
-            leading = repeated.leading
-            first_place = short_place(leading.finding(leading.comparison.faults[0]))
+        results = {key for rank in compared.ranks for key in rank.results_of_reference()}
+        for rank in repeated.ranks:
+            # what the port does not have may differ: weights before their values are loaded
+            if results.isdisjoint(rank.results_of_reference(are_wrong=True)):
+                continue
+            first_place = short_place(rank.finding(rank.comparison.faults[0]))
             raise RunsDiffer(
                 f"the reference computes other values in each run, first at {first_place}: set its "
                 "seeds, so that the programs can be compared"

@@ -54,6 +54,8 @@ from otel_torch.graph.unfold import unfold
 # How many nodes after its source a region may have: beyond that the two programs do not do the same
 # again, and a longer list helps nobody. Legal rewrites of one formula in the corpora take 30.
 REGION_NODES = 64
+# a hundred times what legal ports' results are off in float32: 1.5e-6 at most in our corpora
+_SUSPICIOUS = 1.5e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,11 @@ class GraphComparison:
     def is_vague(self) -> bool:
         """Whether an end's limit is so wide that a fault could hide within it."""
         return any(JUMP * pair.limit >= MOST_ERROR for pair in self.ends)
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether an end is right only because much is legal there."""
+        return any(pair.is_right and pair.error >= _SUSPICIOUS for pair in self.ends)
 
     @property
     def is_close(self) -> bool:
