@@ -499,6 +499,7 @@ class RunningSession:
             metadata["training"] = throughput
         if self.graph_capture is not None:
             metadata["lines"] = self.graph_capture.describe()
+            metadata["callers"] = self.graph_capture.recorder.lines.callers()
             metadata["operations_cut"] = self.graph_capture.is_cut
         if self.graph_values is not None:
             metadata["values_put"] = self.graph_values.put

@@ -29,6 +29,8 @@ _SENTENCES = {
 }
 # what differs before the run and is listed: the faults should still be on the same screen
 _MOST_FACTS = 8
+# of the calls that lead to a line: people look at the nearest
+_MOST_CALLERS = 3
 # columns between the two programs
 _GAP = 2
 
@@ -78,6 +80,10 @@ def _fault(bisection: Bisection, index: int, finding: Finding, screen: Screen) -
     style = "red" if finding.proof else "yellow"
     lines = screen.wrap(fault_title(bisection, index), style, hanging_indent="  ")
     lines += _code(finding, screen)
+    for name, callers in (("reference", finding.callers), ("port", finding.port_callers)):
+        if callers:
+            text = f"{name} called from {_in_calls(callers)}"
+            lines += screen.wrap(text, "dim", indent="  ", hanging_indent="    ")
     lines += screen.wrap(fault_place(bisection, index), indent="  ")
     if reason := bisection.unproven.get(index):
         lines += screen.wrap(reason, "yellow", indent="  ")
@@ -101,6 +107,19 @@ def fault_place(bisection: Bisection, index: int) -> str:
         error = f"error {format_error(finding.error)}, limit {limit}"
     where = ", ".join(filter(None, [f"in {place}", moment_of(finding), error]))
     return f"{where}. {_proof_sentence(bisection, index)}".rstrip()
+
+
+def _in_calls(callers: Sequence[CodeLine]) -> str:
+    """Return the nearest lines that have called a function.
+
+    >>> _in_calls([CodeLine("a/b.py", 86, "Net.forward", ""), CodeLine("b.py", 7, "<module>", "")])
+    'b.py:86 in Net.forward, b.py:7'
+    """
+    texts = []
+    for line in callers[:_MOST_CALLERS]:
+        place = f"{PurePath(line.file).name}:{line.line}"
+        texts.append(place if line.function.startswith("<") else f"{place} in {line.function}")
+    return ", ".join([*texts, *(["…"] if len(callers) > _MOST_CALLERS else [])])
 
 
 def _proof_sentence(bisection: Bisection, index: int) -> str:

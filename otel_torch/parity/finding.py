@@ -126,6 +126,7 @@ class Finding:
         before: What is known of the inputs of the module, or of the tensors before this input.
         line, port_line: The line that computes it, where operations were recorded; of a backward
             pass the line of the forward.
+        callers, port_callers: The lines that called the function of that line, the nearest first.
         region: From where to where each program computes something else.
         proof: `proven` if everything after the place matches once it has the reference's value,
             `not proven` if not, or if that says little; None where it was not tried.
@@ -158,6 +159,8 @@ class Finding:
     port_line: CodeLine | None = None
     region: Region | None = None
     proof: Proof | None = None
+    callers: tuple[CodeLine, ...] = ()
+    port_callers: tuple[CodeLine, ...] = ()
 
     @property
     def has_line(self) -> bool:

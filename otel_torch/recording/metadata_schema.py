@@ -211,6 +211,8 @@ class Metadata(msgspec.Struct):
     models: dict[str, ModelFacts] = {}
     # file, line, function and text of each line of the graph of operations
     lines: list[tuple[str, Integer, str, str]] = []
+    # for each of them, the line that has called its function
+    callers: list[Integer | None] = []
     values_put: dict[str, str | None] = {}
     values_not_kept: dict[str, str] = {}
     values_differed: dict[str, ValueDifference] = {}

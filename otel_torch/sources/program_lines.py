@@ -11,6 +11,9 @@ import torch
 
 ProgramLine = tuple[CodeType, int]
 
+# the variable that tells code of ours that stands in the place of the program's
+STUB = "_otel_torch_own"
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # context managers, decorators and threads run between a program's line and torch
@@ -26,6 +29,17 @@ def current_line() -> ProgramLine | None:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def program_frames() -> list[FrameType]:
+    """Return the frames of the program that run, the innermost first."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame.f_code):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 def place_of(line: ProgramLine | None) -> str:
@@ -45,6 +59,8 @@ def from_here(file: str) -> str:
 def _is_users(code: CodeType) -> bool:
     """Return whether code is the program's, or that of a library outside of torch."""
     path = code.co_filename
+    if STUB in code.co_varnames:  # it only calls the code whose name it has
+        return False
     if path.startswith((_TORCH, _OWN, "<frozen", "<string>")):
         return False
     return not path.startswith(_PYTHON) or any(folder in path for folder in _INSTALLED)

@@ -12,7 +12,7 @@ import numpy as np
 
 from otel_torch.graph.compare import FaultPlace, GraphComparison, GraphFault, compare_graphs
 from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Graph
-from otel_torch.graph.states import RIGHT, WRONG
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
 from otel_torch.parity.before_the_run import setup_differences
 from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.finding import (
@@ -209,14 +209,15 @@ class _Half(NamedTuple):
     side: Side | None = None
     line: CodeLine | None = None
     region: tuple[CodeLine, CodeLine] | None = None
+    callers: tuple[CodeLine, ...] = ()
 
 
 def make_finding(
     comparison: GraphComparison, fault: GraphFault, recorded: Sides[RecordedGraph]
 ) -> Finding:
     """Return a fault in the names of both programs."""
-    reference = _half(comparison.graphs[0], fault.reference, recorded.reference.places)
-    port = _half(comparison.graphs[1], fault.port, recorded.port.places)
+    reference = _half(comparison.programs[0], fault.reference, recorded.reference)
+    port = _half(comparison.programs[1], fault.port, recorded.port)
     return Finding(
         model=reference.recorded.model,
         module=reference.recorded.module,
@@ -242,17 +243,66 @@ def make_finding(
         line=reference.line,
         port_line=port.line,
         region=Region(reference.region, port.region),
+        callers=reference.callers,
+        port_callers=port.callers,
     )
 
 
-def _half(graph: Graph, place: FaultPlace | None, places: list[RecordedPlace]) -> _Half:
+def _half(program: ComparedProgram, place: FaultPlace | None, recorded: RecordedGraph) -> _Half:
     if place is None:
         return _Half()
+    graph, line = program.graph, _line(program.graph, place)
+    callers = _callers(program, place, recorded)
+    if callers and _is_right_elsewhere(program, place, recorded):
+        line, *callers = callers
     return _Half(
-        _recorded_place(graph, place, places),
+        _recorded_place(graph, place, recorded.places),
         _side(graph, place),
-        _line(graph, place),
-        _region(graph, place),
+        line,
+        _region(graph, place, line),
+        tuple(callers),
+    )
+
+
+def _callers(
+    program: ComparedProgram, place: FaultPlace, recorded: RecordedGraph
+) -> list[CodeLine]:
+    """Return the lines that have called the function of a fault's line, the nearest first."""
+    if place.leaf != NOTHING:
+        value = place.leaf
+    elif place.nodes and program.makes[place.nodes[0]]:
+        value = program.makes[place.nodes[0]][0]
+    else:
+        return []
+    calls = recorded.calls_of(recorded.places[value].line)
+    return [CodeLine(*recorded.lines[line]) for line in calls]
+
+
+def _is_right_elsewhere(
+    program: ComparedProgram, place: FaultPlace, recorded: RecordedGraph
+) -> bool:
+    """Return whether a helper's operation at fault is right where other lines call the helper: what
+    this one gives it is at fault then, and not the helper. A module is no helper: each has weights
+    of its own.
+    """
+    line = None if place.leaf != NOTHING else _line(program.graph, place)
+    if line is None or line.function.rpartition(".")[2] in ("forward", "__call__"):
+        return False
+    nodes = program.graph.nodes
+    own = place.nodes[0]
+    same = np.flatnonzero(
+        (nodes.line == nodes.line[own]) & (nodes.operation == nodes.operation[own])
+    )
+    callers = {
+        node: recorded.calls_of(recorded.places[program.makes[node][0]].line)[:1]
+        for node in same.tolist()
+        if program.makes[node]
+    }
+    return any(
+        caller != callers.get(own)
+        and all(program.state[value] == RIGHT for value in program.makes[node])
+        and any(program.is_informed[value] for value in program.makes[node])
+        for node, caller in callers.items()
     )
 
 
@@ -294,12 +344,14 @@ def _line(graph: Graph, place: FaultPlace) -> CodeLine | None:
     return code_line(graph, int(graph.nodes.line[place.nodes[0]])) if place.nodes else None
 
 
-def _region(graph: Graph, place: FaultPlace) -> tuple[CodeLine, CodeLine] | None:
-    """Return the first and the last line of a region, in the function where it begins."""
+def _region(
+    graph: Graph, place: FaultPlace, line: CodeLine | None
+) -> tuple[CodeLine, CodeLine] | None:
+    """Return the first and the last line of a region, in the function of the line at fault."""
     nodes = place.region or place.nodes[:1]
     lines = [code_line(graph, int(graph.nodes.line[node])) for node in nodes]
     known = [line for line in lines if line is not None]
-    own = _line(graph, place) or next(iter(known), None)
+    own = line or next(iter(known), None)
     if own is None:
         return None
     same = [line for line in known if (line.file, line.function) == (own.file, own.function)]

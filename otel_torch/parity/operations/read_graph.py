@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,11 @@ _PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64
 
 
 class RecordedPlace(NamedTuple):
-    """Where and when a value was recorded; None where the recording does not say."""
+    """Where and when a value was recorded; None where the recording does not say.
+
+    Attributes:
+        line: Index into the recording's `lines`; of a backward pass that of the forward.
+    """
 
     model: str | None = None
     module: str | None = None
@@ -54,18 +58,37 @@ class RecordedPlace(NamedTuple):
     call: int | None = None
     phase: str | None = None
     rank: int | None = None
+    line: int | None = None
 
     @classmethod
     def of(cls, row: Row) -> RecordedPlace:
         """Return the place of a row."""
-        return cls(*(row.get(name) for name in cls._fields))
+        place = cls(*(row.get(name) for name in cls._fields))
+        return (
+            place if row.get("forward_line") is None else place._replace(line=row["forward_line"])
+        )
 
 
 class RecordedGraph(NamedTuple):
-    """A graph, and the place of each of its values in the recording."""
+    """A graph, the place of each of its values in the recording, and the recording's `lines`.
+
+    Attributes:
+        callers: For each line, the one that called its function.
+    """
 
     graph: Graph
     places: list[RecordedPlace]
+    lines: Sequence[Sequence[Any]]
+    callers: Sequence[int | None]
+
+    def calls_of(self, line: int | None) -> list[int]:
+        """Return the lines that have called the function of a line, the nearest first."""
+        calls: list[int] = []
+        while line is not None and line < len(self.callers):
+            line = self.callers[line]
+            if line is not None:
+                calls.append(line)
+        return calls
 
 
 def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGraph:
@@ -80,15 +103,18 @@ def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGrap
     """
     of_ranks: list[list[Row]] = []
     lines: list[Any] = []
+    callers: list[int | None] = []
     is_cut = False
     for rank, source in enumerate(ranks):
         meta = source.metadata()
         if len(ranks) > 1:
             of_ranks.append([_of_rank(row, rank, len(lines)) for row in source.rows()])
+        own = meta.get("callers", [None] * len(meta.get("lines", ())))
+        callers += [None if caller is None else caller + len(lines) for caller in own]
         lines += meta.get("lines", ())
         is_cut = is_cut or bool(meta.get("operations_cut"))
     try:
-        metadata = {"lines": lines, "operations_cut": is_cut}
+        metadata = {"lines": lines, "callers": callers, "operations_cut": is_cut}
         rows = join_ranks(of_ranks) if of_ranks else ranks[0].rows()
         return graph_of_rows(rows, metadata, has_loops=has_loops)
     except ValueError as error:
@@ -118,14 +144,16 @@ def graph_of_rows(
 
     Args:
         rows: Rows of operations, leaves and ends; others are passed over.
-        metadata: Of the recording; its `lines` are the table that rows index.
+        metadata: Of the recording; its `lines` are the table that rows index, and `callers` say
+            which of them called the function of each.
         has_loops: Whether results of each loop are ends.
 
     Raises:
         ValueError: There are no operations.
     """
     lines = [tuple(line) for line in metadata.get("lines", ())]
-    filler = _GraphFiller(lines, bool(metadata.get("operations_cut")), has_loops)
+    callers = metadata.get("callers", ())
+    filler = _GraphFiller(lines, callers, bool(metadata.get("operations_cut")), has_loops)
     for row in rows:
         if "op" in row:
             filler.add_operation(row)
@@ -143,8 +171,14 @@ class _GraphFiller:
     read a value whose own row comes later.
     """
 
-    def __init__(self, lines: list[tuple[Any, ...]], is_cut: bool, has_loops: bool) -> None:
-        self._lines, self._has_loops = lines, has_loops
+    def __init__(
+        self,
+        lines: list[tuple[Any, ...]],
+        callers: Sequence[int | None],
+        is_cut: bool,
+        has_loops: bool,
+    ) -> None:
+        self._lines, self._callers, self._has_loops = lines, callers, has_loops
         self._builder = GraphBuilder(SIZE, is_cut)
         self._rows: dict[int, tuple[Row, int]] = {}  # value number -> its row and its maker
         self._nodes: list[Row] = []
@@ -214,7 +248,7 @@ class _GraphFiller:
             builder.add_end(end.name, index[end.value], is_passed=end.is_passed, weight=weight)
         places = [RecordedPlace.of(row) for row, _ in made]
         places += self._add_readings(index)
-        return RecordedGraph(builder.finish(), places)
+        return RecordedGraph(builder.finish(), places, self._lines, self._callers)
 
     def _weights(self, index: Mapping[int, int]) -> dict[tuple[int, str], int]:
         """Return each rank's parameters, as they were at first, by their names."""
@@ -251,9 +285,9 @@ class _GraphFiller:
         number = row.get("line")
         if row.get("forward_line") is not None:
             number = row["forward_line"]
-        return (
-            self._lines[number] if isinstance(number, int) and number < len(self._lines) else None
-        )
+        if not isinstance(number, int) or number >= len(self._lines):
+            return None
+        return self._lines[number]
 
     def _add_value(self, row: Row, maker: int) -> None:
         is_known = "shape" in row  # what a collective makes after the last step is not measured

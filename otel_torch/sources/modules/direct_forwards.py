@@ -37,6 +37,7 @@ from torch import nn
 from otel_torch import torch_private
 from otel_torch.sources.modules.module_names import class_forward
 from otel_torch.sources.modules.uncalled_roots import method_codes, with_inner
+from otel_torch.sources.program_lines import STUB
 
 Forward = Callable[..., Any]
 
@@ -400,10 +401,10 @@ def _handing_over(function: FunctionType) -> CodeType:
         "def outer():",
         *(f"    {name} = None" for name in code.co_freevars),
         f"    def forward({', '.join(parameters)}):",
-        f"        def _otel_torch_own(): ({closure})",
+        f"        def {STUB}(): ({closure})",
         f"        {_CHOOSE} = getattr(type({module}), {_CHOOSE!r}, None)",
-        f"        return (_otel_torch_own if {_CHOOSE} is None else"
-        f" {_CHOOSE}(_otel_torch_own, {module}))({', '.join(arguments)})",
+        f"        return ({STUB} if {_CHOOSE} is None else"
+        f" {_CHOOSE}({STUB}, {module}))({', '.join(arguments)})",
     ]
     replacement = _inner(_inner(compile("\n".join(lines), code.co_filename, "exec")))
     stub = _inner(replacement)

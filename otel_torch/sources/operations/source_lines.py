@@ -1,4 +1,4 @@
-"""Which line of the program an operation comes from.
+"""Which line of the program an operation comes from, and which lines called it.
 
 The innermost frame outside of torch and of this package: a line of a library such as transformers
 is what a person has to read, a line of `torch.nn.functional` is not.
@@ -7,27 +7,39 @@ is what a person has to read, a line of `torch.nn.functional` is not.
 from __future__ import annotations
 
 import linecache
+from types import CodeType
 from typing import Any
 
-from otel_torch.sources.program_lines import ProgramLine, current_line, from_here
+from otel_torch.sources.program_lines import from_here, program_frames
+
+_Entry = tuple[int | None, CodeType, int]
 
 
 class SourceLines:
-    """The table of lines, numbered in order of first sight."""
+    """The table of lines, numbered in order of first sight: one entry for each way to a line."""
 
     def __init__(self) -> None:
-        self._indices: dict[ProgramLine, int] = {}
-        self._lines: list[ProgramLine] = []
+        # by the caller's entry and the instruction: its line takes longer to find
+        self._indices: dict[_Entry, int] = {}
+        self._lines: list[_Entry] = []
 
     def current(self) -> int | None:
         """Return the index of the innermost line of the program that runs, None if unknown."""
-        line = current_line()
-        if line is None:
-            return None
-        index = self._indices.get(line)
+        index: int | None = None
+        for frame in reversed(program_frames()):
+            key = index, frame.f_code, frame.f_lasti
+            known = self._indices.get(key)
+            if known is None:
+                known = self._indices[key] = self._add((index, frame.f_code, frame.f_lineno))
+            index = known
+        return index
+
+    def _add(self, entry: _Entry) -> int:
+        key = entry[0], entry[1], -entry[2]  # instructions are not negative
+        index = self._indices.get(key)
         if index is None:
-            index = self._indices[line] = len(self._lines)
-            self._lines.append(line)
+            index = self._indices[key] = len(self._lines)
+            self._lines.append(entry)
         return index
 
     def describe(self) -> list[list[Any]]:
@@ -39,5 +51,9 @@ class SourceLines:
                 getattr(code, "co_qualname", code.co_name),
                 linecache.getline(code.co_filename, number).strip(),
             ]
-            for code, number in self._lines
+            for _, code, number in self._lines
         ]
+
+    def callers(self) -> list[int | None]:
+        """Return, for each line, which line has called its function; None if that is unknown."""
+        return [caller for caller, *_ in self._lines]
