@@ -336,6 +336,27 @@ class ComparedRank:
         }
         return len(sizes) > 1
 
+    def reads_any_of(self, fault: GraphFault, references: Set[RankedKey]) -> bool:
+        """Return whether the port's operation at fault reads a value, or what rearranges it, that
+        equals one of some values of the reference.
+        """
+        program, place = self.comparison.programs[1], fault.port
+        if place is None or place.leaf != NOTHING or not place.nodes or not references:
+            return False
+        waiting, seen = list(program.reads[place.nodes[0]]), set[int]()
+        while waiting:
+            value = waiting.pop()
+            seen.add(value)
+            node, partner = program.maker[value], int(program.side.partner[value])
+            if program.graph.is_put[value]:
+                continue
+            is_right = program.state[value] == RIGHT and partner >= 0
+            if is_right and self.reference_key(partner) in references:
+                return True
+            if node >= 0 and program.graph.nodes.moves[node]:
+                waiting += set(program.reads[node]) - seen
+        return False
+
     def results(self, fault: GraphFault) -> frozenset[RankedKey]:
         """Return what the port computes from what a fault begins with."""
         program = self.comparison.programs[1]

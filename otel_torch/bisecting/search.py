@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from otel_torch.bisecting.bisection import Bisection
+from otel_torch.bisecting.bisection import Bisection, Operations
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
 from otel_torch.bisecting.printed import PrintedLine
@@ -557,7 +557,7 @@ def _add(
     unproven: str | None,
     trial: Trial | None = None,
 ) -> None:
-    """Add a fault, unless its line is among the faults already."""
+    """Add a fault, unless it is among the faults already: its line, or what a proven one leaves."""
     finding: Finding = replace(rank.finding(fault), proof=proof)
     if trial is not None and fault.port is not None and fault.begins_at_leaf:
         where = trial.where_they_differ(rank.port_key(fault.port.leaf))
@@ -570,8 +570,30 @@ def _add(
         proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
     if proof == "proven":
         finding = replace(finding, region=rank.finding(proven).region)
-    answer.operations.append(region_operations(rank.comparison, proven))
+    operations = region_operations(rank.comparison, proven)
+    if trial is not None and _is_work_of_another(answer, rank, fault, operations, trial):
+        return
+    answer.operations.append(operations)
     answer.report.operations = answer.operations[0]
     if unproven is not None:
         answer.unproven[len(answer.faults)] = unproven
     answer.faults.append(finding)
+
+
+def _is_work_of_another(
+    answer: Bisection, rank: ComparedRank, fault: GraphFault, operations: Operations, trial: Trial
+) -> bool:
+    """Return whether a further fault may be the work of a proven one: its region has that line,
+    which runs again there, or it reads what belongs where that one was healed, as when two halves
+    of a value have changed places.
+    """
+    proven = {own.port_line for own in answer.faults if own.proof == "proven"} - {None}
+    if proven.intersection(operation.line for operation in operations[1]):
+        return True
+    healed = {
+        reference
+        for key, exchange in trial.exchanged.items()
+        if key not in trial.attempt.exchanges
+        for reference in exchange.references
+    }
+    return bool(proven) and rank.reads_any_of(fault, healed)

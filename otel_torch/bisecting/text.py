@@ -84,6 +84,10 @@ def _fault(bisection: Bisection, index: int, finding: Finding, screen: Screen) -
         if callers:
             text = f"{name} called from {_in_calls(callers)}"
             lines += screen.wrap(text, "dim", indent="  ", hanging_indent="    ")
+    for name, setting in (("reference", finding.set_by), ("port", finding.port_set_by)):
+        if setting:
+            text = f"{name} sets what it reads in {_in_calls(setting)}"
+            lines += screen.wrap(text, "dim", indent="  ", hanging_indent="    ")
     lines += screen.wrap(fault_place(bisection, index), indent="  ")
     if reason := bisection.unproven.get(index):
         lines += screen.wrap(reason, "yellow", indent="  ")

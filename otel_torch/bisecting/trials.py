@@ -59,6 +59,7 @@ class Trial:
             the port needs another value there than the reference has.
         is_idle: All results of the port are what they were: what differs there does not matter.
         unfit: Why a value could not be put in place; None if all were.
+        exchanged: All exchanges that were in place, those of earlier attempts, too.
         differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
     """
 
@@ -68,6 +69,7 @@ class Trial:
     breaks: bool
     is_idle: bool
     unfit: str | None
+    exchanged: Exchanges
     differed: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -161,7 +163,7 @@ class Trials:
         for number in run.recordings:
             differed |= _metadata(run, number).get("values_differed", {})
         unfit = self._unfit(run, attempt)
-        return Trial(attempt, again, healed, breaks, is_idle, unfit, differed)
+        return Trial(attempt, again, healed, breaks, is_idle, unfit, exchanges, differed)
 
     def _keep(self, compared: ComparedRuns, first: set[RankedKey]) -> None:
         """Run the reference for whole values: what is needed now, and may be needed later."""

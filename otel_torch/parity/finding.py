@@ -127,6 +127,8 @@ class Finding:
         line, port_line: The line that computes it, where operations were recorded; of a backward
             pass the line of the forward.
         callers, port_callers: The lines that called the function of that line, the nearest first.
+        set_by, port_set_by: Where both programs run the same operation, and it reads something
+            else: the lines that have set that in Python, without an operation.
         region: From where to where each program computes something else.
         proof: `proven` if everything after the place matches once it has the reference's value,
             `not proven` if not, or if that says little; None where it was not tried.
@@ -161,6 +163,8 @@ class Finding:
     proof: Proof | None = None
     callers: tuple[CodeLine, ...] = ()
     port_callers: tuple[CodeLine, ...] = ()
+    set_by: tuple[CodeLine, ...] = ()
+    port_set_by: tuple[CodeLine, ...] = ()
 
     @property
     def has_line(self) -> bool:

@@ -32,6 +32,7 @@ from otel_torch.parity.operations.coarser_dtype import warn_of_coarser_dtype
 from otel_torch.parity.operations.explain_difference import explain_difference
 from otel_torch.parity.operations.labels import code_line
 from otel_torch.parity.operations.list_operations import list_operations
+from otel_torch.parity.operations.python_lines import python_lines
 from otel_torch.parity.operations.read_graph import RecordedGraph, RecordedPlace, read_graph
 from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
@@ -196,6 +197,10 @@ def _input_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 # -- findings
 
+_OTHER_READS = ("arguments", "operand", "exchanged")
+# how many lines before it a name that the line at fault reads may be set to be shown with it
+_NEAR = 4
+
 
 def _is_sure(fault: GraphFault) -> bool:
     """Return whether a fault behind the first one is no mere suspicion."""
@@ -210,14 +215,16 @@ class _Half(NamedTuple):
     line: CodeLine | None = None
     region: tuple[CodeLine, CodeLine] | None = None
     callers: tuple[CodeLine, ...] = ()
+    set_by: tuple[CodeLine, ...] = ()
 
 
 def make_finding(
     comparison: GraphComparison, fault: GraphFault, recorded: Sides[RecordedGraph]
 ) -> Finding:
     """Return a fault in the names of both programs."""
-    reference = _half(comparison.programs[0], fault.reference, recorded.reference)
-    port = _half(comparison.programs[1], fault.port, recorded.port)
+    reads_others = fault.explanation.kind in _OTHER_READS
+    reference = _half(comparison.programs[0], fault.reference, recorded.reference, reads_others)
+    port = _half(comparison.programs[1], fault.port, recorded.port, reads_others)
     return Finding(
         model=reference.recorded.model,
         module=reference.recorded.module,
@@ -245,22 +252,38 @@ def make_finding(
         region=Region(reference.region, port.region),
         callers=reference.callers,
         port_callers=port.callers,
+        set_by=reference.set_by,
+        port_set_by=port.set_by,
     )
 
 
-def _half(program: ComparedProgram, place: FaultPlace | None, recorded: RecordedGraph) -> _Half:
+def _half(
+    program: ComparedProgram,
+    place: FaultPlace | None,
+    recorded: RecordedGraph,
+    reads_others: bool,
+) -> _Half:
+    """Return one program's half of a finding.
+
+    Args:
+        reads_others: The operation is the same in both programs, and reads something else: the
+            region begins where Python has chosen that.
+    """
     if place is None:
         return _Half()
     graph, line = program.graph, _line(program.graph, place)
     callers = _callers(program, place, recorded)
     if callers and _is_right_elsewhere(program, place, recorded):
         line, *callers = callers
+    computed = {(str(own[0]), int(own[1])) for own in graph.lines if own}
+    set_by = python_lines(line, callers, computed) if line and reads_others else ()
     return _Half(
         _recorded_place(graph, place, recorded.places),
         _side(graph, place),
         line,
-        _region(graph, place, line),
+        _region(graph, place, line, set_by),
         tuple(callers),
+        set_by,
     )
 
 
@@ -345,7 +368,7 @@ def _line(graph: Graph, place: FaultPlace) -> CodeLine | None:
 
 
 def _region(
-    graph: Graph, place: FaultPlace, line: CodeLine | None
+    graph: Graph, place: FaultPlace, line: CodeLine | None, set_by: Sequence[CodeLine]
 ) -> tuple[CodeLine, CodeLine] | None:
     """Return the first and the last line of a region, in the function of the line at fault."""
     nodes = place.region or place.nodes[:1]
@@ -355,6 +378,8 @@ def _region(
     if own is None:
         return None
     same = [line for line in known if (line.file, line.function) == (own.file, own.function)]
+    near = own.line - _NEAR
+    same += [line for line in set_by if line.file == own.file and near <= line.line < own.line]
     same.sort(key=lambda line: line.line)
     return (same[0], same[-1]) if same else (own, own)
 

@@ -22,6 +22,11 @@ _LEAF_WORDS = {
 # operations and operands that a sentence lists; more are counted
 _MOST_NAMES = 4
 
+# operations of the recording alone
+_OWN = "otel_torch."
+# where one program needs many operations, most of them are no fault
+_OTHER_WAY = "{reference} in the reference and {port} in the port come to different values."
+
 _SENTENCES: dict[Kind, str] = {
     "arguments": "`{operation}` has {reference} in the reference and {port} in the port.",
     "operation": "The reference computes {reference} where the port computes {port}.",
@@ -48,11 +53,17 @@ def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
     if explanation.kind == "leaf" and (shapes := _other_shapes(comparison, fault)):
         return shapes
     describe = _DESCRIPTIONS.get(explanation.kind, _of_names)
-    sides = Sides(
-        describe(comparison.graphs[0], explanation.reference),
-        describe(comparison.graphs[1], explanation.port),
-    )
-    sentence = _SENTENCES[explanation.kind].format(
+    items = Sides(list(explanation.reference), list(explanation.port))
+    if describe is _of_names:
+        items = items.map(_of_program)
+        if explanation.kind in ("missing", "extra") and not any(items):
+            return ""
+    sides = Sides(*map(describe, comparison.graphs, items))
+    is_long = any(len(own) > _MOST_NAMES for own in items)
+    template = _SENTENCES[explanation.kind]
+    if explanation.kind == "operation" and is_long:
+        template = _OTHER_WAY
+    sentence = template.format(
         operation=short_name(explanation.operation),
         reference=sides.reference,
         port=sides.port,
@@ -96,6 +107,11 @@ def _other_shapes(comparison: GraphComparison, fault: GraphFault) -> str:
         f"{names[0]} has shape {shapes[0]} in the reference, {names[1]} has {shapes[1]} in the "
         "port."
     )
+
+
+def _of_program(names: Sequence[Any]) -> list[Any]:
+    """Return the names of operations without those that only the recording has."""
+    return [name for name in names if not str(name).startswith(_OWN)]
 
 
 def _of_names(graph: Graph, names: Sequence[Any]) -> str:
