@@ -33,8 +33,9 @@ from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
 from otel_torch.graph.states import RIGHT, is_in_order, use_values_equally
-from otel_torch.parity.finding import Finding, Report
+from otel_torch.parity.finding import CodeLine, Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
+from otel_torch.parity.operations.labels import code_line
 from otel_torch.parity.operations.read_graph import RecordedGraph, read_graph
 from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
@@ -335,6 +336,23 @@ class ComparedRank:
             and graph.leaf_kinds[graph.values.leaf[place.leaf]] == "input"
         }
         return len(sizes) > 1
+
+    def healed_lines(
+        self, fault: GraphFault, without: Set[RankedKey], suspects: Set[Origin] | None
+    ) -> set[CodeLine | None]:
+        """Return the lines of the port between right values and what a trial has exchanged, that
+        run in the module where a fault begins.
+        """
+        graph, place = self.comparison.graphs[1], fault.port
+        cut = self.cut(fault, without, suspects)
+        if place is None or not place.nodes or cut is None:
+            return set()
+        nodes, module = graph.nodes, graph.nodes.module[place.nodes[0]]
+        return {
+            code_line(graph, int(nodes.line[node]))
+            for node in (*place.nodes[:1], *cut.region)
+            if nodes.module[node] == module
+        }
 
     def reads_any_of(self, fault: GraphFault, references: Set[RankedKey]) -> bool:
         """Return whether the port's operation at fault reads a value, or what rearranges it, that

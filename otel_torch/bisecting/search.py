@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from otel_torch.bisecting.bisection import Bisection, Operations
+from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
 from otel_torch.bisecting.printed import PrintedLine
@@ -27,7 +27,7 @@ from otel_torch.graph.cut import (
     operation_lines,
     with_repetitions,
 )
-from otel_torch.parity.finding import Finding, Proof, Report
+from otel_torch.parity.finding import CodeLine, Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.report.wording import short_place
 from otel_torch.parity.sides import Sides
@@ -203,6 +203,8 @@ class _Search:
         # with which operations of which lines the healed faults begin, in each program
         self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
         self._healed_places = 0
+        # the line of each proven fault, and the lines between right values and what was exchanged
+        self._stretches: list[tuple[CodeLine | None, set[CodeLine | None]]] = []
         self._tried: set[object] = set()  # places of hidden faults
         self._is_hollow = False  # only what the port returns was exchanged, which heals anything
         self._is_vague = False  # something was exchanged behind several places
@@ -290,8 +292,11 @@ class _Search:
             if any(leading.is_input_of_another_size(fault) for fault in trial.attempt.faults):
                 proof, unproven = "not proven", _OTHER_SIZE
             reason = None if proof == "proven" else unproven
-            for fault in _healed_by(trial, leading):
+            healed = _healed_by(trial, leading)
+            for fault, lines in self._without_work_of_others(leading, healed, trial):
                 _add(answer, leading, fault, proof, reason, trial)
+                if proof == "proven":
+                    self._stretches.append((leading.finding(fault).port_line, lines))
         elif failed and any(own[0] in attempt.faults for attempt in attempts):
             unfit = failed[0].unfit
             fault = failed[0].attempt.faults[0]
@@ -350,6 +355,35 @@ class _Search:
                 else:
                     place = short_place(before.leading.finding(fault))
                     answer.report.warnings.append(_HARMLESS.format(place=place))
+
+    def _without_work_of_others(
+        self, rank: ComparedRank, faults: Sequence[GraphFault], trial: Trial
+    ) -> list[tuple[GraphFault, set[CodeLine | None]]]:
+        """Return faults, each with the lines that a trial has healed, without what may be the work
+        of an earlier one: the same stretch of code runs again, or what is read belongs where that
+        one was healed, as when two halves of a value have changed places.
+        """
+        attempt = trial.attempt
+        healed = {
+            reference
+            for key, exchange in trial.exchanged.items()
+            if key not in attempt.exchanges
+            for reference in exchange.references
+        }
+        own: list[tuple[GraphFault, set[CodeLine | None]]] = []
+        for fault in faults:
+            lines = rank.healed_lines(fault, attempt.without, attempt.suspects)
+            line = rank.finding(fault).port_line
+            runs_again = any(
+                first in lines and (line == first or line in stretch)
+                for first, stretch in self._stretches
+            )
+            # weights of one line may all be wrong; one in another order goes with what was healed
+            is_weight = fault.begins_at_leaf and fault.explanation.kind != "order"
+            is_read = bool(self._stretches) and rank.reads_any_of(fault, healed)
+            if is_weight or not (runs_again or is_read):
+                own.append((fault, lines))
+        return own
 
     def _accept(self, compared: ComparedRuns, trial: Trial) -> None:
         self._trials.accept(trial.attempt)
@@ -570,30 +604,8 @@ def _add(
         proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
     if proof == "proven":
         finding = replace(finding, region=rank.finding(proven).region)
-    operations = region_operations(rank.comparison, proven)
-    if trial is not None and _is_work_of_another(answer, rank, fault, operations, trial):
-        return
-    answer.operations.append(operations)
+    answer.operations.append(region_operations(rank.comparison, proven))
     answer.report.operations = answer.operations[0]
     if unproven is not None:
         answer.unproven[len(answer.faults)] = unproven
     answer.faults.append(finding)
-
-
-def _is_work_of_another(
-    answer: Bisection, rank: ComparedRank, fault: GraphFault, operations: Operations, trial: Trial
-) -> bool:
-    """Return whether a further fault may be the work of a proven one: its region has that line,
-    which runs again there, or it reads what belongs where that one was healed, as when two halves
-    of a value have changed places.
-    """
-    proven = {own.port_line for own in answer.faults if own.proof == "proven"} - {None}
-    if proven.intersection(operation.line for operation in operations[1]):
-        return True
-    healed = {
-        reference
-        for key, exchange in trial.exchanged.items()
-        if key not in trial.attempt.exchanges
-        for reference in exchange.references
-    }
-    return bool(proven) and rank.reads_any_of(fault, healed)

@@ -197,6 +197,8 @@ def _input_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 # -- findings
 
+# functions that are no helpers: each module has weights of its own, and nothing calls a script
+_NO_HELPERS = ("forward", "__call__", "<module>")
 _OTHER_READS = ("arguments", "operand", "exchanged")
 # how many lines before it a name that the line at fault reads may be set to be shown with it
 _NEAR = 4
@@ -305,11 +307,10 @@ def _is_right_elsewhere(
     program: ComparedProgram, place: FaultPlace, recorded: RecordedGraph
 ) -> bool:
     """Return whether a helper's operation at fault is right where other lines call the helper: what
-    this one gives it is at fault then, and not the helper. A module is no helper: each has weights
-    of its own.
+    this one gives it is at fault then, and not the helper.
     """
     line = None if place.leaf != NOTHING else _line(program.graph, place)
-    if line is None or line.function.rpartition(".")[2] in ("forward", "__call__"):
+    if line is None or line.function.rpartition(".")[2] in _NO_HELPERS:
         return False
     nodes = program.graph.nodes
     own = place.nodes[0]
@@ -317,9 +318,9 @@ def _is_right_elsewhere(
         (nodes.line == nodes.line[own]) & (nodes.operation == nodes.operation[own])
     )
     callers = {
-        node: recorded.calls_of(recorded.places[program.makes[node][0]].line)[:1]
+        node: [recorded.lines[line] for line in recorded.calls_of(places[0].line)[:1]]
         for node in same.tolist()
-        if program.makes[node]
+        if (places := [recorded.places[value] for value in program.makes[node]])
     }
     return any(
         caller != callers.get(own)

@@ -20,7 +20,7 @@ _DEPTH, _MOST = 3, 6
 _SIZES = {"shape", "size", "ndim", "len", "device", "dtype"}
 
 
-class _Place(NamedTuple):
+class _Statement(NamedTuple):
     """A statement, the function that it stands in, and the text and name of its file."""
 
     statement: ast.stmt
@@ -59,8 +59,8 @@ class _Setting(NamedTuple):
     computed: Set[tuple[str, int]]
 
     def of(
-        self, place: _Place, names: Set[str], callers: Sequence[CodeLine], depth: int = _DEPTH
-    ) -> Iterator[_Place]:
+        self, place: _Statement, names: Set[str], callers: Sequence[CodeLine], depth: int = _DEPTH
+    ) -> Iterator[_Statement]:
         """Yield what sets names before a place, and what sets the names that this reads."""
         parameters = _parameters(place.scope)
         for name in sorted(names) if depth else ():
@@ -75,7 +75,7 @@ class _Setting(NamedTuple):
 
     def _passed(
         self, function: Scope, parameter: str, callers: Sequence[CodeLine], depth: int
-    ) -> Iterator[_Place]:
+    ) -> Iterator[_Statement]:
         """Yield what sets an argument where a function is called; the call, if it is no name."""
         caller = _place_of(callers[0])
         if caller is None:
@@ -90,7 +90,7 @@ class _Setting(NamedTuple):
                         yield caller
                     yield from self.of(caller, _names(argument), callers[1:], depth - 1)
 
-    def _counts(self, place: _Place) -> bool:
+    def _counts(self, place: _Statement) -> bool:
         """Return whether a statement runs no operation, and reads more than sizes."""
         statement = place.statement
         numbers = range(statement.lineno, _last_line(statement) + 1)
@@ -117,14 +117,14 @@ def _parameters(scope: Scope) -> list[str]:
     return [own.arg for own in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
-def _binding(place: _Place, name: str) -> _Place | None:
+def _binding(place: _Statement, name: str) -> _Statement | None:
     """Return the last statement of a function before a place that sets a name; of names such as
     `self.eps` the only one of the file.
     """
     if name.startswith("self."):
         tree = _parse("\n".join(place.text))
         bindings = [
-            _Place(statement, scope, place.file, place.text)
+            _Statement(statement, scope, place.file, place.text)
             for scope in ast.walk(tree or ast.Module([], []))
             if isinstance(scope, ast.FunctionDef)
             for statement in _statements(scope)
@@ -139,7 +139,7 @@ def _binding(place: _Place, name: str) -> _Place | None:
     return place._replace(statement=before[-1]) if before else None
 
 
-def _global_binding(place: _Place, name: str) -> _Place | None:
+def _global_binding(place: _Statement, name: str) -> _Statement | None:
     """Return the last statement of a file outside of functions that sets a name."""
     tree = _parse("\n".join(place.text))
     if tree is None or isinstance(place.scope, ast.Module):
@@ -218,7 +218,7 @@ def _last_line(statement: ast.stmt) -> int:
     )
 
 
-def _place_of(line: CodeLine) -> _Place | None:
+def _place_of(line: CodeLine) -> _Statement | None:
     """Return the statement of a line; None if its file is not what ran."""
     try:
         text = Path(line.file).read_text(encoding="utf-8", errors="replace")
@@ -240,7 +240,7 @@ def _place_of(line: CodeLine) -> _Place | None:
     scope = max(scopes, key=lambda own: getattr(own, "lineno", 0))
     around = [own for own in _statements(scope) if own.lineno <= line.line]
     around = [own for own in around if line.line <= (own.end_lineno or 0)]
-    return _Place(around[-1], scope, line.file, lines) if around else None
+    return _Statement(around[-1], scope, line.file, lines) if around else None
 
 
 @lru_cache(maxsize=64)

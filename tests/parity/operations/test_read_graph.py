@@ -208,7 +208,9 @@ def test_parts_are_readings_of_their_value_and_come_last(tmp_path):
         part | {"tensor": f"part[0][{n}]", "value": 2 + n, "makes": n} | content(5 + n, [1, 8])
         for n in (0, 1)
     ]
-    graph, places = read_graph(RecordingSource(write_recording(tmp_path / "one.jsonl", 1, *parts)))
+    graph, places, *_ = read_graph(
+        RecordingSource(write_recording(tmp_path / "one.jsonl", 1, *parts))
+    )
     assert graph.nodes.is_reading.tolist() == [False, True]
     assert (graph.nodes.reads[1].tolist(), graph.nodes.makes[1].tolist()) == ([1], [2, 3])
     assert [place.tensor for place in places] == ["leaf[0]", "op[0]", "part[0][0]", "part[0][1]"]
