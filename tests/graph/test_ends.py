@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from otel_torch.graph.compare import GraphComparison, compare_graphs
@@ -253,3 +255,41 @@ def test_a_sampler_may_be_a_model_itself() -> None:
     assert compare_graphs(refined(0.5, is_model=False), refined(0.5, is_model=True)).is_match
     comparison = compare_graphs(refined(0.5, is_model=False), refined(0.7, is_model=True))
     assert lines(comparison) == ["step"]
+
+
+def end_of(shape: tuple[int, ...], count: int, factor: float = 1.0) -> Graph:
+    """Return a program of which one end has a shape, and `count` others are of no common size."""
+    writer = Writer()
+    x = writer.leaf("x", X.reshape(shape), "input")
+    writer.end("out", writer.op("mul.scalar", x, factor))
+    for number in range(count):
+        row = writer.op("slice", x, 0, 0, 1)
+        writer.end(f"out#{number + 2}", writer.op("slice", row, 1, 0, shape[0] + number))
+    return writer.finish()
+
+
+def test_a_wrong_end_of_another_shape_beside_many_without_counterparts_is_one_by_chance() -> None:
+    def is_by_chance(port: Graph) -> bool:
+        return compare_graphs(end_of((4, 6), 0), port).is_by_chance
+
+    assert not is_by_chance(end_of((4, 6), 0))
+    alone = compare_graphs(end_of((4, 6), 3), end_of((2, 12), 3, 2.0))
+    ends = [pair for pair in alone.ends if not pair.is_right]
+    only = replace(alone, ends=ends)
+    assert only.is_by_chance
+    right = replace(alone, ends=[replace(pair, is_right=True) for pair in ends])
+    assert not right.is_by_chance
+    same = compare_graphs(end_of((4, 6), 3), end_of((4, 6), 3, 2.0))
+    assert not replace(same, ends=[pair for pair in same.ends if not pair.is_right]).is_by_chance
+
+
+def test_a_result_that_is_right_only_because_much_is_legal_is_suspicious() -> None:
+    comparison = compare_graphs(sampler(1.0), sampler(1.0))
+    (pair, *_) = comparison.ends
+
+    def is_suspicious(error: float, *, is_right: bool) -> bool:
+        ends = [replace(pair, error=error, limit=0.02, is_right=is_right)]
+        return replace(comparison, ends=ends).is_suspicious
+
+    assert is_suspicious(5e-3, is_right=True)
+    assert not is_suspicious(1e-6, is_right=True) and not is_suspicious(5e-3, is_right=False)

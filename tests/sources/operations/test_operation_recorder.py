@@ -120,6 +120,35 @@ def test_an_operation_has_what_it_reads_and_makes(x: torch.Tensor) -> None:
     assert scaled["shape"] == [3, 4] and scaled["dtype"] == "torch.float32" and scaled["sketch"]
 
 
+def test_a_line_knows_which_lines_have_called_its_function(x: torch.Tensor) -> None:
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    def compute(net: Net, x: torch.Tensor) -> torch.Tensor:
+        first = helper(x)
+        return helper(first)
+
+    net = Net(compute)
+    with recording(capture="graph") as sink:
+        net(x)
+        net(x)
+        assert bootstrap._running is not None and bootstrap._running.graph_capture is not None
+        bootstrap.flush()
+        table = bootstrap._running.graph_capture.recorder.lines
+        graph, callers = Graph(sink.records, table.describe()), table.callers()
+    entries = [row["line"] for row in graph.fields() if row.get("op") == "aten.sin.default"]
+    assert [graph.lines[entry][3] for entry in entries] == ["return x.sin()"] * 2
+    outer = [callers[entry] for entry in entries]
+    assert [graph.lines[entry][3] for entry in outer if entry is not None] == [
+        "first = helper(x)",
+        "return helper(first)",
+    ]
+    # neither torch's own frames nor the second call of the model are further ways to a line
+    chain = [callers[entry] for entry in outer if entry is not None]
+    texts = [graph.lines[entry][3] for entry in chain if entry is not None]
+    assert texts == ["return self.compute(self, x)"] * 2
+
+
 def test_leaves_have_kinds_and_names(x: torch.Tensor) -> None:
     def compute(net: Net, x: torch.Tensor) -> torch.Tensor:
         return x * net.weight[:3] + net.plain + net.table + torch.tensor([1.0, 2.0, 3.0, 4.0])
