@@ -243,7 +243,7 @@ class RecordedPrograms:
         self, compared: ComparedRuns, lines: Sequence[Sides[PrintedLine]]
     ) -> ComparedRuns | None:
         """Compare two runs once more, with what the programs print as further ends; None if that
-        was not recorded. All further comparisons have these ends, too.
+        was not recorded or cannot be compared. All further comparisons have these ends, too.
         """
         rank = compared.leading
         graphs = rank.comparison.graphs
@@ -254,9 +254,12 @@ class RecordedPrograms:
             reference, port = find_printed(graphs[0], own), find_printed(graphs[1], its)
             if reference is not None and port is not None:
                 self._shown[rank.port_key(port)] = rank.reference_key(reference)
-        if not self._shown:
-            return None
-        return self.compare(compared.reference, compared.port)
+        if self._shown:
+            again = self.compare(compared.reference, compared.port)
+            if again.leading.comparison.is_comparable:
+                return again
+        self._shown.clear()
+        return None
 
     def printed_lines(self, compared: ComparedRuns) -> list[Sides[PrintedLine]]:
         """Return the lines with numbers that both programs print, and the reference each time."""

@@ -92,7 +92,10 @@ def bisect_programs(
         return begun[-1].run()
 
     try:
-        answer, compared = _bisect(recorded, search, tell)
+        compared = recorded.first(tell)
+        if (answer := _by_prints(compared, recorded, search, tell)) is not None:
+            return answer
+        answer, compared = _bisect(compared, recorded, search)
         if answer.verdict != "diverged":
             return _with_printed(answer, compared, recorded, search, tell)
         return answer
@@ -110,13 +113,31 @@ def _so_far(begun: Sequence[_Search], reason: str) -> Bisection:
     return max(answers, key=lambda answer: (answer.begins_proven, bool(answer.faults)))
 
 
-def _bisect(
+def _by_prints(
+    compared: ComparedRuns,
     recorded: RecordedPrograms,
     search: Callable[[ComparedRuns], Bisection],
     tell: Callable[[str], None],
+) -> Bisection | None:
+    """Return the answer by what programs print, if all else that can be compared are single
+    numbers: which of them belong together, only the words of a line tell.
+    """
+    if compared.is_match or not compared.leading.comparison.has_bare_numbers_alone:
+        return None
+    lines = recorded.printed_lines(compared)
+    again = recorded.compare_printed(compared, [line for line in lines if line.reference.tells])
+    if again is None:
+        return None
+    tell("comparing what the programs print")
+    return search(again)
+
+
+def _bisect(
+    compared: ComparedRuns,
+    recorded: RecordedPrograms,
+    search: Callable[[ComparedRuns], Bisection],
 ) -> tuple[Bisection, ComparedRuns]:
     """Return the answer by what programs return, and the comparison that it is of."""
-    compared = recorded.first(tell)
     answer = search(compared)
     is_healed_by_several = answer.is_healed and len(answer.faults) > 1
     if not answer.faults or answer.begins_proven or is_healed_by_several:
@@ -153,7 +174,7 @@ def _with_printed(
 
     def search_printed(shown: Sequence[Sides[PrintedLine]]) -> Bisection | None:
         again = recorded.compare_printed(compared, shown)
-        if again is None or not again.leading.comparison.is_comparable:
+        if again is None:
             return None
         tell("comparing what the programs print")
         return search(again)

@@ -23,6 +23,7 @@ from otel_torch.graph.ends import (
     EndPair,
     count_lacked_rows,
     in_order,
+    is_bare_number,
     pair_ends,
     values_of_ends,
 )
@@ -187,6 +188,12 @@ class GraphComparison:
         return is_wrong and has_few and all(own != other for own, other in shapes)
 
     @property
+    def has_bare_numbers_alone(self) -> bool:
+        """Whether all that can be compared are single numbers that were paired in their order."""
+        pairs = [pair for pair in self.ends if pair.is_comparable]
+        return bool(pairs) and all(is_bare_number(self.programs, pair) for pair in pairs)
+
+    @property
     def returns_another(self) -> bool:
         """Whether at each wrong end one program returns what the other computes on its way: the
         rest may come later.
@@ -302,7 +309,8 @@ def compare_graphs(
     programs = make_programs(graphs, sides, limits, noise is not None)
     ends, unpaired = pair_ends(programs, end_limits or limits, is_one_program=is_one_program)
     programs, shown_pairs = add_ends(programs, end_limits or limits, shown)
-    ends += shown_pairs
+    if shown_pairs:  # better than numbers that were paired in their order
+        ends = [pair for pair in ends if not is_bare_number(programs, pair)] + shown_pairs
     programs, replaced = add_ends(programs, end_limits or limits, exchanged)
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)

@@ -516,6 +516,13 @@ def _error_beside_parts(programs: Programs, values: tuple[int, int]) -> float:
     return nearest
 
 
+def is_bare_number(programs: Programs, pair: EndPair) -> bool:
+    """Return whether two ends are single numbers that have no name in common."""
+    is_named = pair.name and programs[0].graph.end_names[pair.reference]
+    values = _in_programs(programs, pair)
+    return not is_named and all(program.graph.values.numel[value] == 1 for program, value in values)
+
+
 def in_order(programs: Programs, pairs: Sequence[EndPair]) -> list[EndPair]:
     """Return pairs of ends in the order in which the reference made them."""
     graph, maker = programs[0].graph, programs[0].maker
