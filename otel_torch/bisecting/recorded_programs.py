@@ -72,6 +72,7 @@ class RecordedPrograms:
         self.programs, self._options = programs, options
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
+        self._noisy: list[ProgramRun] = []  # all runs with noise, also those not compared any more
         self._calls_nothing = False  # a program calls no module
         # what the programs print: values of the port, and those of the reference
         self._shown: dict[RankedKey, RankedKey] = {}
@@ -266,7 +267,7 @@ class RecordedPrograms:
         outputs: dict[SideName, list[Path]] = {"reference": [], "port": []}
         for run in self.programs.runs:
             # what runs with noise, or with exchanged values, prints other numbers
-            if run.output is not None and run is not self._noise:
+            if run.output is not None and run not in self._noisy:
                 outputs[run.side].append(run.output)
         if not all(outputs.values()):
             return []
@@ -296,6 +297,7 @@ class RecordedPrograms:
         if not (is_wanted or self._may_be_rounding(compared)):
             return compared
         self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
+        self._noisy.append(self._noise)
         noisy = self.compare(compared.reference, compared.port)
         if is_wanted or noisy.is_match:
             return noisy
