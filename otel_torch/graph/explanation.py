@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -39,12 +39,15 @@ class Explanation:
         reference, port: What stands on each side: the differing arguments, names of operations,
             or values (numbers) that only one side reads.
         operation: What has these arguments or reads these values; empty for other kinds.
+        nodes: Two nodes of the regions, other than their first, between which the difference is;
+            None if it is between the first ones, or of whole regions.
     """
 
     kind: Kind
     reference: tuple[Any, ...] = field(default=())
     port: tuple[Any, ...] = field(default=())
     operation: str = ""
+    nodes: tuple[int, int] | None = None
 
 
 def explain(
@@ -119,7 +122,7 @@ def _compare_regions(
             if _read_the_same(programs, own, other):
                 simple = _compare_nodes(programs, own, other)
                 if simple is not None:
-                    return simple
+                    return replace(simple, nodes=(own, other))
     names = _names(reference, only[0]), _names(port, only[1])
     nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):

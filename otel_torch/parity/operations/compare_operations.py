@@ -6,6 +6,7 @@ recordings -> graphs -> GraphComparison (otel_torch/graph) -> findings -> Report
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -225,8 +226,12 @@ def make_finding(
 ) -> Finding:
     """Return a fault in the names of both programs."""
     reads_others = fault.explanation.kind in _OTHER_READS
-    reference = _half(comparison.programs[0], fault.reference, recorded.reference, reads_others)
-    port = _half(comparison.programs[1], fault.port, recorded.port, reads_others)
+    reference, port = (
+        _half(program, place, own, reads_others)
+        for program, place, own in zip(
+            comparison.programs, _explained_places(fault), recorded, strict=True
+        )
+    )
     return Finding(
         model=reference.recorded.model,
         module=reference.recorded.module,
@@ -257,6 +262,17 @@ def make_finding(
         set_by=reference.set_by,
         port_set_by=port.set_by,
     )
+
+
+def _explained_places(fault: GraphFault) -> tuple[FaultPlace | None, FaultPlace | None]:
+    """Return the places of a fault, beginning with the operations that the explanation is about."""
+    if fault.explanation.nodes is None or None in fault.places or fault.begins_at_leaf:
+        return fault.places
+    first, second = (
+        place and replace(place, nodes=(node, *place.nodes))
+        for place, node in zip(fault.places, fault.explanation.nodes, strict=True)
+    )
+    return first, second
 
 
 def _half(
