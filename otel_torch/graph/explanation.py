@@ -39,8 +39,8 @@ class Explanation:
         reference, port: What stands on each side: the differing arguments, names of operations,
             or values (numbers) that only one side reads.
         operation: What has these arguments or reads these values; empty for other kinds.
-        nodes: Two nodes of the regions, other than their first, between which the difference is;
-            None if it is between the first ones, or of whole regions.
+        nodes: Two nodes of the regions, other than their first, that read right values, and between
+            which the difference is; None if it is between others, or of whole regions.
     """
 
     kind: Kind
@@ -108,6 +108,10 @@ def _compare_nodes(
     )
 
 
+def _reads_right(program: ComparedProgram, node: int) -> bool:
+    return all(program.state[value] == RIGHT for value in program.reads[node])
+
+
 def _compare_regions(
     programs: tuple[ComparedProgram, ComparedProgram], regions: tuple[list[int], list[int]]
 ) -> Explanation:
@@ -122,7 +126,8 @@ def _compare_regions(
             if _read_the_same(programs, own, other):
                 simple = _compare_nodes(programs, own, other)
                 if simple is not None:
-                    return replace(simple, nodes=(own, other))
+                    is_first = all(map(_reads_right, programs, (own, other)))
+                    return replace(simple, nodes=(own, other)) if is_first else simple
     names = _names(reference, only[0]), _names(port, only[1])
     nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
