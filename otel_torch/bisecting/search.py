@@ -93,9 +93,8 @@ def bisect_programs(
 
     try:
         compared = recorded.first(tell)
-        if (answer := _by_prints(compared, recorded, search, tell)) is not None:
-            return answer
-        answer, compared = _bisect(compared, recorded, search)
+        printed = _by_prints(compared, recorded, search, tell)
+        answer, compared = printed or _bisect(compared, recorded, search)
         if answer.verdict != "diverged":
             return _with_printed(answer, compared, recorded, search, tell)
         return answer
@@ -118,9 +117,9 @@ def _by_prints(
     recorded: RecordedPrograms,
     search: Callable[[ComparedRuns], Bisection],
     tell: Callable[[str], None],
-) -> Bisection | None:
-    """Return the answer by what programs print, if all else that can be compared are single
-    numbers: which of them belong together, only the words of a line tell.
+) -> tuple[Bisection, ComparedRuns] | None:
+    """Return the answer by what programs print, and the comparison that it is of, if all else that
+    can be compared are single numbers: which belong together, only the words of a line tell.
     """
     if compared.is_match or not compared.leading.comparison.has_bare_numbers_alone:
         return None
@@ -129,7 +128,9 @@ def _by_prints(
     if again is None:
         return None
     tell("comparing what the programs print")
-    return search(again)
+    answer = search(again)
+    answer.report.warnings.append(_PRINTED_ALONE)
+    return answer, again
 
 
 def _bisect(

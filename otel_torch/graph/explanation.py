@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from otel_torch.graph.equality import REORDERED
+from otel_torch.graph.equality import REORDERED, TERM
 from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
 
 Kind = Literal[
@@ -109,7 +109,9 @@ def _compare_nodes(
 
 
 def _reads_right(program: ComparedProgram, node: int) -> bool:
-    return all(program.state[value] == RIGHT for value in program.reads[node])
+    """Return whether a node reads right values alone; a term of one may be what is wrong."""
+    is_right = all(program.state[value] == RIGHT for value in program.reads[node])
+    return is_right and TERM not in program.relations(node)
 
 
 def _compare_regions(
