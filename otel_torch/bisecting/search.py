@@ -225,6 +225,7 @@ class _Search:
         # with which operations of which lines the healed faults begin, in each program
         self._healed_lines: tuple[set[OperationLine], set[OperationLine]] = set(), set()
         self._healed_places = 0
+        self._last_place = ""  # what was tried last
         # the line of each proven fault, and the lines between right values and what was exchanged
         self._stretches: list[tuple[CodeLine | None, set[CodeLine | None]]] = []
         self._tried: set[object] = set()  # places of hidden faults
@@ -446,7 +447,10 @@ class _Search:
         """
         failed: list[Trial] = []
         for attempt in attempts:
-            self._tell(f"trying {short_place(compared.leading.finding(attempt.faults[0]))}")
+            place = short_place(compared.leading.finding(attempt.faults[0]))
+            if place != self._last_place:  # a line is tried in layer after layer
+                self._tell(f"trying {place}")
+            self._last_place = place
             trial = self._trials.make(compared, attempt)
             if trial.is_better or trial.is_harmless:
                 return trial, failed
