@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from types import CodeType, FrameType
@@ -55,8 +54,21 @@ def from_here(file: str) -> str:
         return file
 
 
-@functools.lru_cache(maxsize=4096)
+# by the identity of code, which takes long to hash; the code is kept, so that it stays unique
+_known: dict[int, tuple[CodeType, bool]] = {}
+_MOST_KNOWN = 4096
+
+
 def _is_users(code: CodeType) -> bool:
+    known = _known.get(id(code))
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[id(code)] = code, _is_of_program(code)
+    return known[1]
+
+
+def _is_of_program(code: CodeType) -> bool:
     """Return whether code is the program's, or that of a library outside of torch."""
     path = code.co_filename
     if STUB in code.co_varnames:  # it only calls the code whose name it has

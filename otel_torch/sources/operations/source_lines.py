@@ -13,29 +13,34 @@ from typing import Any
 from otel_torch.sources.program_lines import from_here, program_frames
 
 _Entry = tuple[int | None, CodeType, int]
+# of an entry's caller, code and instruction; code by its identity, for it takes long to hash
+_Key = tuple[int | None, int, int]
 
 
 class SourceLines:
     """The table of lines, numbered in order of first sight: one entry for each way to a line."""
 
     def __init__(self) -> None:
-        # by the caller's entry and the instruction: its line takes longer to find
-        self._indices: dict[_Entry, int] = {}
+        # by the instruction, whose line takes long to find, and by the negative line
+        self._indices: dict[_Key, int] = {}
+        self._codes: dict[int, CodeType] = {}  # kept, so that identities stay unique
         self._lines: list[_Entry] = []
 
     def current(self) -> int | None:
         """Return the index of the innermost line of the program that runs, None if unknown."""
         index: int | None = None
         for frame in reversed(program_frames()):
-            key = index, frame.f_code, frame.f_lasti
+            code = frame.f_code
+            key = index, id(code), frame.f_lasti
             known = self._indices.get(key)
             if known is None:
-                known = self._indices[key] = self._add((index, frame.f_code, frame.f_lineno))
+                self._codes[id(code)] = code
+                known = self._indices[key] = self._add((index, code, frame.f_lineno))
             index = known
         return index
 
     def _add(self, entry: _Entry) -> int:
-        key = entry[0], entry[1], -entry[2]  # instructions are not negative
+        key = entry[0], id(entry[1]), -entry[2]  # instructions are not negative
         index = self._indices.get(key)
         if index is None:
             index = self._indices[key] = len(self._lines)
