@@ -243,8 +243,8 @@ class RecordedPrograms:
     def compare_printed(
         self, compared: ComparedRuns, lines: Sequence[Sides[PrintedLine]]
     ) -> ComparedRuns | None:
-        """Compare two runs once more, with what the programs print as further ends; None if that
-        was not recorded or cannot be compared. All further comparisons have these ends, too.
+        """Compare two runs again, with the values that the programs print as further ends; None if
+        these were not recorded or cannot be compared. Later comparisons have the same ends.
         """
         rank = compared.leading
         graphs = rank.comparison.graphs

@@ -101,7 +101,10 @@ def bisect_programs(
     except (RunFailed, EndedEarly) as error:
         if begun and not isinstance(error, RunsDiffer):
             return _so_far(begun, str(error))
-        return Bisection(Report("incomparable", str(error)), runs=programs.runs)
+        reason = str(error)
+        ended_early = reason if isinstance(error, EndedEarly) else None
+        report = Report("incomparable", reason)
+        return Bisection(report, runs=programs.runs, ended_early=ended_early)
 
 
 def _so_far(begun: Sequence[_Search], reason: str) -> Bisection:

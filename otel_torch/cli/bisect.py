@@ -12,7 +12,6 @@ from otel_torch.bisecting.processes import CommandPrograms
 from otel_torch.bisecting.search import Options, bisect_programs
 from otel_torch.bisecting.text import render_bisection
 from otel_torch.cli.bisect_runs import (
-    INTERRUPTED,
     close_runs,
     ends_early,
     given_options,
@@ -27,7 +26,7 @@ from otel_torch.cli.bisect_versions import (
     run_versions,
 )
 from otel_torch.cli.diff import parse_tolerance
-from otel_torch.cli.main import BadInput
+from otel_torch.cli.main import INTERRUPTED, BadInput
 from otel_torch.cli.report_files import (
     add_report_files,
     report_files,

@@ -23,8 +23,6 @@ from otel_torch.process.console import say
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size
 
-# the exit status of a command that was interrupted, as main() has it
-INTERRUPTED = 130
 _OWN = re.compile(
     r"\d+-\w+|put-\d+|kept|links|exchange-\d+|executed-\w+|plan-[\w-]+\.json|commit-[ab]"
 )
@@ -99,7 +97,7 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
 
 @contextmanager
 def ends_early(seconds: float | None) -> Iterator[list[int]]:
-    """Raise EndedEarly, once, when the time is over or somebody interrupts.
+    """Raise EndedEarly once: when the time is over, or on SIGINT or SIGTERM.
 
     Args:
         seconds: None for as long as it takes.

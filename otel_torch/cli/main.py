@@ -18,6 +18,8 @@ from otel_torch import __version__
 from otel_torch.process.console import say
 from otel_torch.startup import keep_off
 
+# the exit status of a command that the user has interrupted
+INTERRUPTED = 130
 # name -> (module with `add_arguments(parser)` and `run(arguments) -> exit status`, description)
 COMMANDS = {
     "run": ("otel_torch.cli.run", "run a command and record it"),
@@ -146,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BadInput as error:
         say(str(error))
     except OSError as error:

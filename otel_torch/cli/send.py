@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from otel_torch.cli.main import INTERRUPTED
 from otel_torch.cli.remote_arguments import folder_or_url
 from otel_torch.process.console import as_given, say
 from otel_torch.rendering.progress import Progress
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
         except KeyboardInterrupt:
             report("stopped; run the same command to continue")
-            return 130
+            return INTERRUPTED
         finally:
             endpoint.close()
             thread.name = thread_name

@@ -170,26 +170,24 @@ class GraphComparison:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether all ends that have counterparts may have them by chance: they are wrong, have as
-        many elements in other axes, and are fewer than those without in both programs.
+        """Whether every paired end may be paired by chance: all are wrong, have as many elements
+        in another shape, and are outnumbered by the unpaired ends of both programs.
         """
         pairs = [pair for pair in self.ends if pair.is_comparable]
-        shapes = zip(
-            *(
-                [sorted(set(graph.values.shape[value]) - {1}) for value in values]
-                for graph, values in zip(
-                    self.graphs, values_of_ends(self.programs, pairs), strict=True
-                )
-            ),
-            strict=True,
-        )
-        is_wrong = not any(pair.is_right for pair in pairs)
-        has_few = all(2 * len(pairs) < len(graph.ends) for graph in self.graphs)
-        return is_wrong and has_few and all(own != other for own, other in shapes)
+        if any(pair.is_right for pair in pairs):
+            return False
+        if any(2 * len(pairs) >= len(graph.ends) for graph in self.graphs):
+            return False
+        values = values_of_ends(self.programs, pairs)
+        sizes = [
+            [set(graph.values.shape[value]) - {1} for value in own]
+            for graph, own in zip(self.graphs, values, strict=True)
+        ]
+        return all(own != other for own, other in zip(*sizes, strict=True))
 
     @property
     def has_bare_numbers_alone(self) -> bool:
-        """Whether all that can be compared are single numbers that were paired in their order."""
+        """Whether the only ends that can be compared are single numbers, paired in their order."""
         pairs = [pair for pair in self.ends if pair.is_comparable]
         return bool(pairs) and all(is_bare_number(self.programs, pair) for pair in pairs)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 
 import torch
 
 ProgramLine = tuple[CodeType, int]
 
-# the variable that tells code of ours that stands in the place of the program's
+# a variable of our stubs, by which they are told from the code of the program that they replace
 STUB = "_otel_torch_own"
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -22,23 +23,18 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 def current_line() -> ProgramLine | None:
     """Return the innermost line of the program that runs, None if unknown."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_users(frame.f_code):
-            return frame.f_code, frame.f_lineno
-        frame = frame.f_back
+    for frame in program_frames():
+        return frame.f_code, frame.f_lineno
     return None
 
 
-def program_frames() -> list[FrameType]:
-    """Return the frames of the program that run, the innermost first."""
-    frames = []
+def program_frames() -> Iterator[FrameType]:
+    """Yield the frames of the program that run, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_users(frame.f_code):
-            frames.append(frame)
+            yield frame
         frame = frame.f_back
-    return frames
 
 
 def place_of(line: ProgramLine | None) -> str:

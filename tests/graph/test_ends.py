@@ -258,7 +258,7 @@ def test_a_sampler_may_be_a_model_itself() -> None:
 
 
 def end_of(shape: tuple[int, ...], count: int, factor: float = 1.0) -> Graph:
-    """Return a program of which one end has a shape, and `count` others are of no common size."""
+    """Return a program with an end of the given shape, and `count` small ends."""
     writer = Writer()
     x = writer.leaf("x", X.reshape(shape), "input")
     writer.end("out", writer.op("mul.scalar", x, factor))

@@ -293,8 +293,10 @@ def _half(
     callers = _callers(program, place, recorded)
     if callers and _is_right_elsewhere(program, place, recorded):
         line, *callers = callers
-    computed = {(str(own[0]), int(own[1])) for own in graph.lines if own}
-    set_by = python_lines(line, callers, computed) if line and reads_others else ()
+    set_by: tuple[CodeLine, ...] = ()
+    if line is not None and reads_others:
+        computed = {(str(own[0]), int(own[1])) for own in graph.lines if own}
+        set_by = python_lines(line, callers, computed)
     return _Half(
         _recorded_place(graph, place, recorded.places),
         _side(graph, place),

@@ -59,10 +59,8 @@ def explain_difference(comparison: GraphComparison, fault: GraphFault) -> str:
         if explanation.kind in ("missing", "extra") and not any(items):
             return ""
     sides = Sides(*map(describe, comparison.graphs, items))
-    is_long = any(len(own) > _MOST_NAMES for own in items)
-    template = _SENTENCES[explanation.kind]
-    if explanation.kind == "operation" and is_long:
-        template = _OTHER_WAY
+    is_long = explanation.kind == "operation" and any(len(own) > _MOST_NAMES for own in items)
+    template = _OTHER_WAY if is_long else _SENTENCES[explanation.kind]
     sentence = template.format(
         operation=short_name(explanation.operation),
         reference=sides.reference,

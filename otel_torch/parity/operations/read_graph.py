@@ -64,9 +64,7 @@ class RecordedPlace(NamedTuple):
     def of(cls, row: Row) -> RecordedPlace:
         """Return the place of a row."""
         place = cls(*(row.get(name) for name in cls._fields))
-        return (
-            place if row.get("forward_line") is None else place._replace(line=row["forward_line"])
-        )
+        return place._replace(line=_line_number(row))
 
 
 class RecordedGraph(NamedTuple):
@@ -85,7 +83,9 @@ class RecordedGraph(NamedTuple):
         """Return the lines that have called the function of a line, the nearest first."""
         calls: list[int] = []
         while line is not None and line < len(self.callers):
-            line = self.callers[line]
+            caller = self.callers[line]
+            # a line is entered after its caller: what an edited file says otherwise could be a loop
+            line = caller if caller is not None and 0 <= caller < line else None
             if line is not None:
                 calls.append(line)
         return calls
@@ -109,9 +109,11 @@ def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGrap
         meta = source.metadata()
         if len(ranks) > 1:
             of_ranks.append([_of_rank(row, rank, len(lines)) for row in source.rows()])
-        own = meta.get("callers", [None] * len(meta.get("lines", ())))
-        callers += [None if caller is None else caller + len(lines) for caller in own]
-        lines += meta.get("lines", ())
+        own = meta.get("lines", ())
+        # recordings of earlier versions have no callers
+        known = [*meta.get("callers", ()), *(None for _ in own)][: len(own)]
+        callers += [None if caller is None else caller + len(lines) for caller in known]
+        lines += own
         is_cut = is_cut or bool(meta.get("operations_cut"))
     try:
         metadata = {"lines": lines, "callers": callers, "operations_cut": is_cut}
@@ -282,9 +284,7 @@ class _GraphFiller:
 
     def _line(self, row: Row) -> tuple[Any, ...] | None:
         """Return the line of a row: of an operation of a backward pass that of its forward."""
-        number = row.get("line")
-        if row.get("forward_line") is not None:
-            number = row["forward_line"]
+        number = _line_number(row)
         if not isinstance(number, int) or number >= len(self._lines):
             return None
         return self._lines[number]
@@ -311,6 +311,12 @@ class _GraphFiller:
             module=_module(row),
             process=row.get("rank") or 0,
         )
+
+
+def _line_number(row: Row) -> Any:
+    """Return the index of a row's line: of an operation of a backward pass that of its forward."""
+    forward = row.get("forward_line")
+    return row.get("line") if forward is None else forward
 
 
 def _module(row: Row) -> str:

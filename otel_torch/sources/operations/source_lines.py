@@ -29,7 +29,7 @@ class SourceLines:
     def current(self) -> int | None:
         """Return the index of the innermost line of the program that runs, None if unknown."""
         index: int | None = None
-        for frame in reversed(program_frames()):
+        for frame in reversed(list(program_frames())):
             code = frame.f_code
             key = index, id(code), frame.f_lasti
             known = self._indices.get(key)

@@ -1,4 +1,4 @@
-"""Which lines have set in Python what a line at fault reads."""
+"""The lines without an operation that set what a line at fault reads."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.compare import compare_graphs
 from otel_torch.parity.operations.compare_operations import compare_operations
-from otel_torch.parity.operations.read_graph import graph_of_rows, read_graph
+from otel_torch.parity.operations.read_graph import RecordedGraph, graph_of_rows, read_graph
 from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.sides import Sides
 
@@ -275,3 +276,10 @@ def test_two_recordings_are_compared_down_to_the_line():
     (fault,) = compare_graphs(*graphs).faults
     assert fault.explanation.reference == (2.0,) and fault.explanation.port == (3.0,)
     assert graphs[1].lines[graphs[1].nodes.line[fault.port.nodes[0]]][1] == 7
+
+
+def test_callers_that_an_edited_file_makes_a_loop_of_end() -> None:
+    lines = [("a.py", 1, "f", "")] * 4
+    graph = RecordedGraph(GraphBuilder().finish(), [], lines, [1, 0, 1, -5])
+    calls = {line: graph.calls_of(line) for line in (None, 0, 1, 2, 3, 9)}
+    assert calls == {None: [], 0: [], 1: [0], 2: [1, 0], 3: [], 9: []}
