@@ -126,14 +126,25 @@ def _by_prints(
     """
     if compared.is_match or not compared.leading.comparison.has_bare_numbers_alone:
         return None
-    lines = recorded.printed_lines(compared)
-    again = recorded.compare_printed(compared, [line for line in lines if line.reference.tells])
+    again = _compare_printed(compared, recorded.printed_lines(compared), recorded, tell)
     if again is None:
         return None
-    tell("comparing what the programs print")
     answer = search(again)
     answer.report.warnings.append(_PRINTED_ALONE)
     return answer, again
+
+
+def _compare_printed(
+    compared: ComparedRuns,
+    lines: Sequence[Sides[PrintedLine]],
+    recorded: RecordedPrograms,
+    tell: Callable[[str], None],
+) -> ComparedRuns | None:
+    """Compare again by what programs print, and tell of it; None if that cannot be compared."""
+    again = recorded.compare_printed(compared, lines)
+    if again is not None:
+        tell("comparing what the programs print")
+    return again
 
 
 def _bisect(
@@ -175,25 +186,19 @@ def _with_printed(
     """
     lines = recorded.printed_lines(compared)
     apart = first_apart(lines, compared)
-
-    def search_printed(shown: Sequence[Sides[PrintedLine]]) -> Bisection | None:
-        again = recorded.compare_printed(compared, shown)
-        if again is None:
-            return None
-        tell("comparing what the programs print")
-        return search(again)
-
-    report = answer.report
     if answer.verdict == "incomparable":
-        searched = search_printed(lines)
-        if searched is not None:
-            answer, report = searched, searched.report
+        again = _compare_printed(compared, lines, recorded, tell)
+        if again is not None:
+            answer = search(again)
         elif apart is None and any(line.reference.tells for line in lines):
-            report.verdict, report.reason = "match", None
+            answer.report.verdict, answer.report.reason = "match", None
         if answer.verdict != "incomparable":
-            report.warnings.append(_PRINTED_ALONE)
-    elif apart is not None and (searched := search_printed([apart])) and searched.faults:
-        return searched
+            answer.report.warnings.append(_PRINTED_ALONE)
+    elif apart is not None:
+        again = _compare_printed(compared, [apart], recorded, tell)
+        if again is not None and (searched := search(again)).faults:
+            return searched
+    report = answer.report
     if apart is not None and answer.verdict != "diverged":
         text = _PRINTED.format(*apart.map(lambda line: line.text))
         report.leave_out(text)
