@@ -41,6 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.programs.forked_python import added_folders, loads_alike, read_at_load
 
 SERVER = Path(__file__).with_name("warm_interpreter.py")
@@ -267,10 +268,8 @@ def run_group(
     warm = warm_interpreter(TORCH, env)
     if warm is None:
         return None
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
     shared = dict(env) | {
-        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
     }  # fmt: skip
     programs = [
         warm.start(argv, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd)

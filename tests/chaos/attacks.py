@@ -8,7 +8,6 @@ import json
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from tests.chaos.odd import ODD
 from tests.chaos.promises import require
 from tests.hostile_server import ANSWERS, HostileServer, silent
 from tests.otlp_receiver import Receiver
+from tests.ports import free_port
 from tests.support import PROGRAMS, environment
 
 CAPTURES = ("outputs", "inputs,outputs", "outputs,gradients", "parity")
@@ -86,18 +86,10 @@ def send_to_failing_collector(arena: Arena) -> None:
     with Receiver("accept" if mode == "gone" else mode) as receiver:
         environ = receiver.environment(protocol)
         if mode == "gone":
-            environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{closed_port()}"
+            environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{free_port()}"
         run = arena.run(plan, OTEL_TORCH_SIGNALS=arena.rng.choice(SIGNALS), **environ)
     check_ended_well(bare, run)
     require(("lost: " in run.stderr) is (mode != "accept"), f"{mode}: {run.stderr}")
-
-
-def closed_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def check_ended_well(bare: Run, run: Run) -> None:

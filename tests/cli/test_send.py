@@ -29,8 +29,8 @@ from otel_torch.telemetry.otlp.send_progress import Ranges
 from tests.interpreters import command_of_tests
 from tests.otlp_contents import CLASSES, items, read
 from tests.otlp_receiver import Receiver
+from tests.ports import free_port
 from tests.support import environment, run_python
-from tests.telemetry.otlp.test_delivery import closed_port
 from tests.telemetry.otlp.test_otlp_file import ALL, PROGRAM
 
 pytestmark = pytest.mark.scoreboard
@@ -452,7 +452,7 @@ def test_a_receiver_that_speaks_no_tls_is_not_asked_for_long(tmp_path: Path, pro
 def test_nobody_there_is_one_line_and_status_1(tmp_path: Path, protocol: str) -> None:
     path = write(tmp_path / "any.jsonl", log_line("0"), SPAN_LINE)
     done = run_send(tmp_path, path, "--give-up", "0", "--json", OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
-                    OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{closed_port()}")  # fmt: skip
+                    OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}")  # fmt: skip
     (file,) = json.loads(done.stdout)["files"]
     assert (done.returncode, file["undelivered_lines"], file["accepted"]) == (1, 2, {})
     assert len(done.stderr.splitlines()) == 1 and "start a collector there" in done.stderr

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.build import Missing
-from tests.e2e.stack import Running, free_ports
+from tests.e2e.stack import Running
 from tests.otlp_receiver import Receiver
+from tests.ports import free_port
 
 
 def start(name: str, folder: Path, **variables: str) -> Running:
@@ -49,7 +50,7 @@ class Stack:
 
     def endpoints(self) -> dict[str, str]:
         """Return where a Collector sends to; for a missing backend, an address without a listener."""
-        nobody = f"127.0.0.1:{free_ports(1)[0]}"
+        nobody = f"127.0.0.1:{free_port()}"
         address = {name: backend.address for name, backend in self._backends.items()}
         return {
             "JAEGER_ENDPOINT": address.get("jaeger", nobody),

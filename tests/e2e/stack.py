@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -23,6 +22,7 @@ from types import TracebackType
 import yaml
 
 from tests.e2e.build import find
+from tests.ports import free_port
 
 SHIPPED = Path(__file__).parents[2] / "collector-config"
 COMPOSE = SHIPPED / "docker-compose.yml"
@@ -131,11 +131,7 @@ class Running:
         self.name, self.folder, self.recipe = name, folder, RECIPES[name]
         self.program = find(name)
         own = {key: value.format(folder=folder) for key, value in self.recipe.environment.items()}
-        self.variables = (
-            own
-            | dict(zip(self.recipe.ports, free_ports(len(self.recipe.ports)), strict=True))
-            | variables
-        )
+        self.variables = own | {port: str(free_port()) for port in self.recipe.ports} | variables
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Running:
@@ -224,18 +220,6 @@ class Running:
             self._process.kill()
             self._process.wait()
         self._process = None
-
-
-def free_ports(number: int) -> list[str]:
-    """Return different ports that are free."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [str(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def answers(url: str) -> bool:

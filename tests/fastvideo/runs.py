@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.support import EXIT_RANK
 
 HERE = Path(__file__).parent
@@ -41,13 +41,6 @@ class Run:
         return [
             json.loads(path.with_suffix(".meta.json").read_text()) for path in self.recordings()
         ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tests.fastvideo.ports.weights import State, normal
+from tests.ports import free_port
 
 Inputs = dict[str, Any]
 Settings = dict[str, Any]  # what the checkpoint's `config.json` would hold
@@ -58,9 +58,7 @@ def prepare_fastvideo() -> None:
     ):
         os.environ.setdefault(name, value)
     if "MASTER_PORT" not in os.environ:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
+        os.environ["MASTER_PORT"] = str(free_port())
     from fastvideo.distributed.parallel_state import (
         maybe_init_distributed_environment_and_model_parallel,
     )

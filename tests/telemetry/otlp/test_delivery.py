@@ -23,6 +23,7 @@ from otel_torch.telemetry.otlp.http_transport import HttpTransport
 from otel_torch.telemetry.otlp.queue_items import DeferredItems
 from tests.hostile_server import HostileServer, answers
 from tests.otlp_receiver import Receiver
+from tests.ports import free_port
 from tests.sampling import sample
 from tests.telemetry_support import drive
 
@@ -36,12 +37,6 @@ def lost(done):
     return {
         (item_kind.replace(" ", "_"), reason): int(number) for number, item_kind, reason in counts
     }
-
-
-def closed_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 # As fast as the receiver takes it. Without the wait a slow machine would lose some, and count them.
@@ -107,9 +102,9 @@ print(metrics._patience.answer_s - before > 100.0)
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_without_a_collector_everything_is_counted_and_one_line_says_why(tmp_path, protocol):
     endpoint = (
-        f"http://127.0.0.1:{closed_port()}/?key=secret"
+        f"http://127.0.0.1:{free_port()}/?key=secret"
         if protocol != "grpc"
-        else f"http://127.0.0.1:{closed_port()}"
+        else f"http://127.0.0.1:{free_port()}"
     )
     done = drive(tmp_path, """
 for step in range(10): run_step(step, [record(f"layer.{n}", step) for n in range(100)])
@@ -268,7 +263,7 @@ provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(timeout=0.5)))
 with provider.get_tracer("program").start_as_current_span("s"): pass
 finish(1)
-""", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{closed_port()}", OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf")  # fmt: skip
+""", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf")  # fmt: skip
     assert "Failed to export spans" in done.stderr or "Transient error" in done.stderr
 
 

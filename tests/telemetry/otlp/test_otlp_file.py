@@ -17,8 +17,9 @@ from otel_torch.telemetry.otlp.otlp_json import NotOtlp, read_line, write_line
 from otel_torch.telemetry.otlp.otlp_requests import count_items, take_items
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
+from tests.ports import free_port
 from tests.support import PROGRAMS, environment, lines, run_command, run_python
-from tests.telemetry.otlp.test_delivery import closed_port, lost
+from tests.telemetry.otlp.test_delivery import lost
 from tests.telemetry_support import drive
 
 ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
@@ -273,7 +274,7 @@ def test_an_endpoint_that_is_gone_costs_the_files_nothing(tmp_path: Path) -> Non
     done = drive(tmp_path, """
 for step in range(5): run_step(step, [record(f"layer.{n}", step) for n in range(100)])
 finish(1.8)
-""", OTEL_TORCH_OTLP_FILE="otlp", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{closed_port()}", **ALL)  # fmt: skip
+""", OTEL_TORCH_OTLP_FILE="otlp", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", **ALL)  # fmt: skip
     assert {reason for _, reason in lost(done)} <= {"refused", "shutdown"} and lost(done)
     written = read(tmp_path / "otlp")
     assert sum(count_items("logs", item) for item in written["logs"]) == 500
