@@ -41,7 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tests.ports import free_port
+from tests.e2e.ports import free_port
 from tests.programs.forked_python import added_folders, loads_alike, read_at_load
 
 SERVER = Path(__file__).with_name("warm_interpreter.py")

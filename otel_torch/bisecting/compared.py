@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,11 +19,13 @@ from otel_torch.graph.cut import (
     FAR,
     AnyCounterpart,
     Cut,
+    OperationLine,
     begins_of,
     counterparts_of,
     find_cut,
     moved_from,
     origin_of,
+    with_repetitions,
 )
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import EndPair, values_of_ends
@@ -32,7 +34,7 @@ from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
-from otel_torch.graph.states import RIGHT, is_in_order, use_values_equally
+from otel_torch.graph.states import RIGHT, ComparedProgram, is_in_order, use_values_equally
 from otel_torch.parity.finding import CodeLine, Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.labels import code_line
@@ -375,6 +377,27 @@ class ComparedRank:
                 waiting += set(program.reads[node]) - seen
         return False
 
+    def with_repetitions(
+        self,
+        fault: GraphFault,
+        lines: tuple[Set[OperationLine], Set[OperationLine]],
+        count: int,
+    ) -> GraphFault:
+        """Return a fault with the places in which it repeats, as `otel_torch.graph.cut` does. If
+        not a helper is at fault but a line that calls it, other callers are no repetitions.
+        """
+        finding = self.finding(fault)
+        first, second = (
+            partial(_is_run_by, program, recorded, line)
+            for program, recorded, line in zip(
+                self.comparison.programs,
+                self.recorded,
+                (finding.line, finding.port_line),
+                strict=True,
+            )
+        )
+        return with_repetitions(self.comparison, fault, lines, count, (first, second))
+
     def results(self, fault: GraphFault) -> frozenset[RankedKey]:
         """Return what the port computes from what a fault begins with."""
         program = self.comparison.programs[1]
@@ -391,6 +414,18 @@ class ComparedRank:
             self.port_key(value): bool(program.state[value] == RIGHT)
             for value in program.is_informed.nonzero()[0].tolist()
         }
+
+
+def _is_run_by(
+    program: ComparedProgram, recorded: RecordedGraph, line: CodeLine | None, node: int
+) -> bool:
+    """Return whether a line runs a node, or calls the function whose line does."""
+    makes = program.makes[node]
+    if line is None or not makes:
+        return True
+    own = recorded.places[makes[0]].line
+    known = [own, *recorded.calls_of(own)[:1]]
+    return any(CodeLine(*recorded.lines[index]) == line for index in known if index is not None)
 
 
 @dataclass(frozen=True, eq=False)

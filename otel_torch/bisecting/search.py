@@ -25,7 +25,6 @@ from otel_torch.graph.cut import (
     SOLE,
     OperationLine,
     operation_lines,
-    with_repetitions,
 )
 from otel_torch.parity.finding import CodeLine, Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
@@ -301,9 +300,12 @@ class _Search:
         own = [fault for fault in faults if fault not in steps] or faults
         if leading.is_divided:
             own = _first_and_repetitions(answer, leading, own)
-        # what heals at a close place is proven, so that no far one need be tried
         attempts = self._attempts(answer, compared, own)
-        attempts.sort(key=lambda attempt: -attempt.closeness)
+        # what heals at a close place is proven, so that no far one need be tried; but what was
+        # exchanged behind several places hides until that is done in all layers
+        attempts.sort(
+            key=lambda attempt: (not (self._is_vague and attempt.is_repeated), -attempt.closeness)
+        )
         trial, failed = self._first_better(compared, attempts[:_TRIES])
         if trial is not None and trial.is_harmless:
             self._trials.accept(trial.attempt)
@@ -519,7 +521,7 @@ class _Search:
         """
         own = operation_lines(rank.comparison, fault)
         lines = own[0] | self._healed_lines[0], own[1] | self._healed_lines[1]
-        return with_repetitions(rank.comparison, fault, lines, self._healed_places)
+        return rank.with_repetitions(fault, lines, self._healed_places)
 
     def _proof(self, trial: Trial) -> Proof:
         """Return what a trial proves that has made something right.

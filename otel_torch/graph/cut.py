@@ -270,21 +270,29 @@ def with_repetitions(
     fault: GraphFault,
     lines: tuple[Set[OperationLine], Set[OperationLine]],
     count: int,
+    may_repeat: tuple[Callable[[int], bool], Callable[[int], bool]],
 ) -> GraphFault:
     """Return a fault with the first places in which it and others repeat: layers do.
 
     Args:
         lines: Of each program, with which the repeated faults begin.
         count: Of places in each program.
+        may_repeat: Whether a node of each program may be such a place.
     """
     places = [
         place
         if place is None or place.leaf != NOTHING
         else replace(
-            place, nodes=tuple(islice(_repeats(program, own, values), count)) or place.nodes
+            place,
+            nodes=tuple(islice(filter(may, _repeats(program, own, values)), count)) or place.nodes,
         )
-        for program, place, own, values in zip(
-            comparison.programs, fault.places, lines, comparison.open_values, strict=True
+        for program, place, own, values, may in zip(
+            comparison.programs,
+            fault.places,
+            lines,
+            comparison.open_values,
+            may_repeat,
+            strict=True,
         )
     ]
     return replace(fault, reference=places[0], port=places[1])

@@ -50,6 +50,13 @@ class Explanation:
     nodes: tuple[int, int] | None = None
 
 
+# operations whose operands may come in any order
+_COMMUTATIVE = frozenset(("add", "mul", "maximum", "minimum", "eq", "ne"))
+# a product of matrices, which torch computes by one of these as shapes and a bias ask for
+_PRODUCT = "mm"
+_PRODUCTS = frozenset((_PRODUCT, "bmm", "addmm", "baddbmm", "addbmm"))
+
+
 def explain(
     reference: ComparedProgram,
     port: ComparedProgram,
@@ -72,9 +79,24 @@ def explain(
         return Explanation("random", _names(reference, regions[0]), _names(port, regions[1]))
     if own is not None and other is not None and own >= 0 and other >= 0:
         simple = _compare_nodes(programs, own, other)
-        if simple is not None:
+        if simple is not None and _may_do_the_same(programs, (own, other)):
             return simple
     return _compare_regions(programs, regions)
+
+
+def _may_do_the_same(
+    programs: tuple[ComparedProgram, ComparedProgram], nodes: tuple[int, int]
+) -> bool:
+    """Return whether two nodes may stand for each other. Programs have many that read nothing, as
+    `arange`: those make values of one size.
+    """
+    if any(program.reads[node] for program, node in zip(programs, nodes, strict=True)):
+        return True
+    own, other = (
+        program.graph.values.numel[program.makes[node]].tolist()
+        for program, node in zip(programs, nodes, strict=True)
+    )
+    return bool(own == other)
 
 
 def _compare_nodes(
@@ -89,8 +111,11 @@ def _compare_nodes(
         return Explanation("arguments", *_differing_arguments(programs, own, other), name)
     if is_other:
         is_same = Counter(operands[0]) == Counter(operands[1])
-        if is_same and not any(
-            p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True)
+        is_known = not operands[0] or any(group != -1 for group in operands[0])
+        if (
+            is_same
+            and is_known
+            and not any(p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True))
         ):
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
@@ -99,9 +124,11 @@ def _compare_nodes(
         return Explanation(kind, *_differing_arguments(programs, own, other), name)
     if operands[0] == operands[1]:
         return None
-    kind = "exchanged" if Counter(operands[0]) == Counter(operands[1]) else "operand"
+    is_same = Counter(operands[0]) == Counter(operands[1])
+    if is_same and reference.family(own)[-1] in _COMMUTATIVE:
+        return None
     return Explanation(
-        kind,
+        "exchanged" if is_same else "operand",
         _values_only(reference, own, operands[1]),
         _values_only(port, other, operands[0]),
         name,
@@ -141,9 +168,31 @@ def _compare_regions(
         return Explanation("extra", (), _names(port, _readers(port, only[1], read[0])))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
-    if set(names[0]) == set(names[1]):
+    if set(names[0]) == set(names[1]) or _compute_alike(programs, only, read):
         return _compare_reads(programs, regions, read)
     return Explanation("operation", *names)
+
+
+def _compute_alike(
+    programs: tuple[ComparedProgram, ComparedProgram],
+    nodes: tuple[list[int], list[int]],
+    read: Sequence[set[int]],
+) -> bool:
+    """Return whether two regions do the same but for moves, each with one right value that the
+    other one does not read.
+    """
+    if len(read[0] - read[1]) != 1 or len(read[1] - read[0]) != 1:
+        return False
+    first, second = (
+        {
+            _PRODUCT if name in _PRODUCTS else name
+            for node in side
+            if not program.graph.nodes.moves[node]
+            for name in [program.family(node)[-1]]
+        }
+        for program, side in zip(programs, nodes, strict=True)
+    )
+    return first == second
 
 
 def _compare_reads(
@@ -157,7 +206,9 @@ def _compare_reads(
     if first is None or second is None:
         return Explanation("other")
     name = _names(programs[0], [first[0]])[0]
-    return Explanation("operand", first[1:], second[1:], name)
+    nodes = first[0], second[0]
+    is_first = all(map(_reads_right, programs, nodes))
+    return Explanation("operand", first[1:], second[1:], name, nodes if is_first else None)
 
 
 def _first_reading(

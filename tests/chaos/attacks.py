@@ -18,9 +18,9 @@ from tests.chaos import promises
 from tests.chaos.arena import ROOT, Arena, Plan, Run, read_told
 from tests.chaos.odd import ODD
 from tests.chaos.promises import require
+from tests.e2e.ports import free_port
 from tests.hostile_server import ANSWERS, HostileServer, silent
 from tests.otlp_receiver import Receiver
-from tests.ports import free_port
 from tests.support import PROGRAMS, environment
 
 CAPTURES = ("outputs", "inputs,outputs", "outputs,gradients", "parity")

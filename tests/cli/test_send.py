@@ -26,10 +26,10 @@ from otel_torch.telemetry.otlp import replay
 from otel_torch.telemetry.otlp.replay import ReplayOutcome
 from otel_torch.telemetry.otlp.replay_endpoint import Endpoint, RateLimit
 from otel_torch.telemetry.otlp.send_progress import Ranges
+from tests.e2e.ports import free_port
 from tests.interpreters import command_of_tests
 from tests.otlp_contents import CLASSES, items, read
 from tests.otlp_receiver import Receiver
-from tests.ports import free_port
 from tests.support import environment, run_python
 from tests.telemetry.otlp.test_otlp_file import ALL, PROGRAM
 

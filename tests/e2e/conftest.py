@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.build import Missing
+from tests.e2e.ports import free_port
 from tests.e2e.stack import Running
 from tests.otlp_receiver import Receiver
-from tests.ports import free_port
 
 
 def start(name: str, folder: Path, **variables: str) -> Running:

@@ -22,7 +22,7 @@ from types import TracebackType
 import yaml
 
 from tests.e2e.build import find
-from tests.ports import free_port
+from tests.e2e.ports import free_port
 
 SHIPPED = Path(__file__).parents[2] / "collector-config"
 COMPOSE = SHIPPED / "docker-compose.yml"

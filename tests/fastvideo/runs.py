@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
+from tests.e2e.ports import free_port
 from tests.support import EXIT_RANK
 
 HERE = Path(__file__).parent

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tests.e2e.ports import free_port
 from tests.fastvideo.ports.weights import State, normal
-from tests.ports import free_port
 
 Inputs = dict[str, Any]
 Settings = dict[str, Any]  # what the checkpoint's `config.json` would hold

@@ -21,9 +21,9 @@ from otel_torch.telemetry.otlp.answer import Answer
 from otel_torch.telemetry.otlp.export_queue import BATCH_BYTES, BackpressureBudget, ExportQueue
 from otel_torch.telemetry.otlp.http_transport import HttpTransport
 from otel_torch.telemetry.otlp.queue_items import DeferredItems
+from tests.e2e.ports import free_port
 from tests.hostile_server import HostileServer, answers
 from tests.otlp_receiver import Receiver
-from tests.ports import free_port
 from tests.sampling import sample
 from tests.telemetry_support import drive
 

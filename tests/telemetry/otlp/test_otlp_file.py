@@ -15,9 +15,9 @@ import pytest
 
 from otel_torch.telemetry.otlp.otlp_json import NotOtlp, read_line, write_line
 from otel_torch.telemetry.otlp.otlp_requests import count_items, take_items
+from tests.e2e.ports import free_port
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
-from tests.ports import free_port
 from tests.support import PROGRAMS, environment, lines, run_command, run_python
 from tests.telemetry.otlp.test_delivery import lost
 from tests.telemetry_support import drive
