@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.graph.equality import REORDERED, TERM
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, is_moved, moved_back
 
 Kind = Literal[
     "arguments",  # the same operation with other arguments
@@ -22,6 +22,7 @@ Kind = Literal[
     "missing",  # the port reads less than the reference
     "extra",  # the port reads more
     "order",  # the same numbers in another order
+    "features",  # one operand has its features in another order, and what scales or shifts them not
     "cast",  # a change of dtype that the other one does not make
     "random",  # both draw numbers
     "leaf",  # a parameter, buffer, input or constant has another content
@@ -106,6 +107,9 @@ def _compare_nodes(
     reference, port = programs
     operands = reference.operands(own), port.operands(other)
     name = _names(reference, [own])[0]
+    features = _features_in_another_order(programs, own, other)
+    if features is not None:
+        return Explanation("features", features[:1], features[1:], name)
     is_other = reference.operation[own] != port.operation[other]
     if is_other and reference.family(own) == port.family(other) and operands[0] == operands[1]:
         return Explanation("arguments", *_differing_arguments(programs, own, other), name)
@@ -132,6 +136,47 @@ def _compare_nodes(
         _values_only(reference, own, operands[1]),
         _values_only(port, other, operands[0]),
         name,
+    )
+
+
+def _features_in_another_order(
+    programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int
+) -> tuple[int, int] | None:
+    """Return a gain or a bias that both nodes read, as the reference has it, and what the port's
+    reads in another order than the reference's does; None if they do not differ so.
+    """
+    reference, port = programs
+    if reference.family(own) != port.family(other):
+        return None
+    vectors = {
+        int(reference.side.group[read]): read
+        for read in reference.reads[own]
+        if read >= 0 and _is_given_vector(reference, read)
+    }
+    common = [
+        vectors[group]
+        for read, group in zip(port.reads[other], port.operands(other), strict=True)
+        if group in vectors and _is_given_vector(port, read)
+    ]
+    moved = [
+        read
+        for read in port.reads[other]
+        if read >= 0
+        and port.side.relation[read] == REORDERED
+        and port.side.partner[read] in reference.reads[own]
+    ]
+    return (common[0], moved[0]) if common and moved else None
+
+
+def _is_given_vector(program: ComparedProgram, value: int) -> bool:
+    """Return whether a value is right, has one axis, and was not computed: a gain or a bias."""
+    values = program.graph.values
+    moved = moved_back(program, [value])
+    return (
+        program.state[value] == RIGHT
+        and bool(program.is_informed[value])
+        and max(values.shape[value], default=0) == values.numel[value]
+        and all(values.leaf[own] >= 0 or is_moved(program, own) for own in moved)
     )
 
 

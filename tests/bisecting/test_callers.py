@@ -63,3 +63,51 @@ def test_the_line_that_calls_a_helper_is_named_if_the_helper_is_right(
     if caller is not None:
         assert fault.port_callers[0].text == caller
         assert "port called from" in repr(answer)
+
+
+# two layers; the port has the features of queries and keys in another order
+GAINS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(6, 16)
+order = torch.arange(16).view(2, -1).t().flatten()
+
+def normed(x, gain):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * gain
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in "qk":
+            self.register_parameter(name, nn.Parameter(torch.randn(16, 16) / 4))
+        for name in ("norm", "q_norm", "k_norm"):
+            self.register_parameter(name, nn.Parameter(torch.rand(16) + 0.5))
+
+    def forward(self, x):
+        h = normed(x, self.norm)
+        q = normed(h @ self.q, self.q_norm)
+        k = normed(h @ self.k, self.k_norm)
+        return x + torch.softmax(q @ k.t(), -1) @ h
+
+net = nn.Sequential(Layer(), Layer(), Layer())
+for layer in net:
+    for name in MOVED:
+        own = getattr(layer, name)
+        own.data = own.data[..., order].clone()
+with torch.no_grad():
+    net(x)
+"""
+
+
+def test_a_helper_repeats_only_where_the_line_at_fault_calls_it(tmp_path: Path) -> None:
+    def program(*moved: str) -> str:
+        return GAINS.replace("MOVED", repr(moved))
+
+    runs = RecordedRuns(tmp_path, program(), program("q", "k", "q_norm"))
+    answer = bisect_programs(runs, Options())
+    assert [fault.port_line and fault.port_line.text for fault in answer.faults] == [
+        "k = normed(h @ self.k, self.k_norm)"
+    ]
+    assert answer.is_healed

@@ -35,6 +35,8 @@ _SENTENCES: dict[Kind, str] = {
     "missing": "The port leaves out {reference}.",
     "extra": "Only the port computes {port}.",
     "order": "The same numbers are in another order.",
+    "features": "`{operation}` reads {port} in another order than the reference does, but "
+    "{reference} in the same one.",
     "cast": "The dtype changes in another place: {reference} in the reference, {port} in the port.",
     "random": "Both programs draw random numbers here.",
     "leaf": "{reference} of the reference and {port} of the port have different contents.",
@@ -142,6 +144,7 @@ def _of_values(graph: Graph, values: Sequence[Any]) -> str:
 _DESCRIPTIONS: dict[Kind, Callable[[Graph, Sequence[Any]], str]] = {
     "arguments": _of_arguments,
     "operand": _of_values,
+    "features": _of_values,
     "leaf": _of_values,
 }
 

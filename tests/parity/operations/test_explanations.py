@@ -1,0 +1,121 @@
+"""What is said of two regions: what differs, and not how each program writes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import otel_torch
+from otel_torch.parity.finding import Report
+
+WIDTH = 16
+
+
+class Encoder(nn.Module):
+    """Three layers, and a projection of what one of them returns."""
+
+    def __init__(self, is_port: bool, taken: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.project = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.is_port, self.taken = is_port, taken
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        states = [x]
+        for layer in self.layers:
+            states.append(states[-1] + layer(states[-1]).tanh())
+        features = states[self.taken][:, 1:]  # without the first token
+        pooled = states[-1].mean(1)
+        if self.is_port:
+            weight = self.project.weight.t().expand(len(x), -1, -1)
+            return torch.bmm(features, weight), pooled
+        return self.project(features), pooled
+
+
+class Scaled(nn.Module):
+    """A gain between two layers, whose features the port has in another order."""
+
+    def __init__(self, is_port: bool, is_gain_moved: bool = True) -> None:
+        super().__init__()
+        first, second, gain = (
+            torch.randn(WIDTH, WIDTH),
+            torch.randn(WIDTH, WIDTH),
+            torch.randn(WIDTH),
+        )
+        if is_port:
+            order = torch.arange(WIDTH).view(2, -1).t().flatten()
+            first, second = first[:, order], second[order]
+            gain = gain[order] if is_gain_moved else gain
+        self.first, self.second = nn.Parameter(first), nn.Parameter(second)
+        self.gain, self.is_port = nn.Parameter(gain), is_port
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.first
+        return (x * self.gain if self.is_port else self.gain * x) @ self.second
+
+
+class Positions(nn.Module):
+    """A table of angles and a ramp over the tokens, which have nothing to do with each other."""
+
+    def __init__(self, is_port: bool, start: int = 0) -> None:
+        super().__init__()
+        self.is_port, self.start = is_port, start
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.shape[1]
+        if self.is_port:
+            position = torch.arange(self.start, tokens + self.start) / 2
+            rates = torch.full((WIDTH // 2,), 0.5).cumprod(0) * 4
+        else:
+            rates = 0.5 ** torch.arange(WIDTH // 2)
+            position = torch.ones(tokens).cumsum(0) - 1
+        angles = position[:, None] * rates
+        return x + torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
+    """Compare a model with its port, which is written otherwise and has a fault."""
+    paths = []
+    for is_port in (False, True):
+        torch.manual_seed(0)
+        built = model(is_port, **(fault if is_port else {}))
+        paths.append(folder / f"{'port' if is_port else 'reference'}.jsonl")
+        assert otel_torch.start(jsonl=str(paths[-1]), capture="graph")
+        try:
+            built(torch.randn(2, 10, WIDTH, generator=torch.Generator().manual_seed(1)))
+        finally:
+            otel_torch.stop()
+    return otel_torch.diff(*paths)
+
+
+@pytest.mark.parametrize("model", [Encoder, Scaled, Positions])
+def test_other_ways_to_write_the_same_match(tmp_path: Path, model: type[nn.Module]) -> None:
+    assert compare(tmp_path, model).verdict == "match"
+
+
+def test_another_value_that_is_read_is_named_where_it_is_taken(tmp_path: Path) -> None:
+    # `bmm` and `mm` are one product; the layer whose result is sliced is what differs
+    report = compare(tmp_path, Encoder, taken=3)
+    finding = report.introduced[0]
+    assert finding.port_line is not None and "states[self.taken][:, 1:]" in finding.port_line.text
+    assert finding.line == finding.port_line
+    assert finding.explanation is not None and finding.explanation.startswith("`slice` reads")
+
+
+def test_a_gain_in_another_order_than_what_it_scales_is_told(tmp_path: Path) -> None:
+    # the factors of the port come in another order, which is no difference
+    finding = compare(tmp_path, Scaled, is_gain_moved=False).introduced[0]
+    assert finding.port_line is not None and "x * self.gain" in finding.port_line.text
+    assert finding.explanation is not None
+    assert finding.explanation.startswith("`mul` reads the result of `_unsafe_view`")
+    assert finding.explanation.endswith("but the parameter `gain` in the same one.")
+
+
+def test_ramps_of_other_lengths_are_not_compared(tmp_path: Path) -> None:
+    report = compare(tmp_path, Positions, start=3)
+    finding = report.introduced[0]
+    assert finding.port_line is not None and "self.start" in finding.port_line.text
+    assert finding.explanation is not None and "`arange` has" not in finding.explanation
