@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,9 @@ def find_cut(
     if leaves is not None:
         return Cut((leaves,), (), 0, (), is_leaf=True)
     begins = begins_of(port, fault.port)
+    if fault.explanation.kind == "features":
+        own_order = _of_one_size(port, begins)
+        counterparts = {root: own for root, own in counterparts.items() if root not in own_order}
     ports_of: dict[int, list[int]] = defaultdict(list)
     for root, own in counterparts.items():
         for value in own.references:
@@ -151,6 +154,26 @@ def find_cut(
     exchanges = tuple(counterparts[value] for value in values)
     is_code = fault.port is not None and fault.port.leaf == NOTHING
     return Cut(exchanges, tuple(sorted(region)), length, elsewhere, is_code=is_code)
+
+
+def _of_one_size(program: ComparedProgram, values: Iterable[int]) -> set[int]:
+    """Return values and all that is made from them by moves, or of the same size: whatever order
+    the program has given to their features, it is theirs.
+    """
+    numel, moves = program.graph.values.numel, program.graph.nodes.moves
+    found = set(values)
+    waiting = list(found)
+    while waiting:
+        value = waiting.pop()
+        made = {
+            own
+            for node in program.readers[value]
+            for own in program.makes[node]
+            if moves[node] or numel[own] == numel[value]
+        }
+        waiting += made - found
+        found |= made
+    return found
 
 
 def _all_misplaced(
@@ -284,7 +307,7 @@ def with_repetitions(
         if place is None or place.leaf != NOTHING
         else replace(
             place,
-            nodes=tuple(islice(filter(may, _repeats(program, own, values)), count)) or place.nodes,
+            nodes=_first_of_all(place.nodes, filter(may, _repeats(program, own, values)), count),
         )
         for program, place, own, values, may in zip(
             comparison.programs,
@@ -296,6 +319,12 @@ def with_repetitions(
         )
     ]
     return replace(fault, reference=places[0], port=places[1])
+
+
+def _first_of_all(nodes: Sequence[int], repeated: Iterable[int], count: int) -> tuple[int, ...]:
+    """Return nodes, and those that repeat them, as many as a count."""
+    all_nodes = dict.fromkeys(chain(nodes[:count], repeated))
+    return tuple(islice(all_nodes, count)) or tuple(nodes)
 
 
 def _repeats(

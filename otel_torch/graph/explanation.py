@@ -6,13 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any, Literal
 
 import numpy as np
 
 from otel_torch.graph.equality import REORDERED, TERM
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, is_moved, moved_back
+from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, is_given_vector
 
 Kind = Literal[
     "arguments",  # the same operation with other arguments
@@ -142,22 +142,18 @@ def _compare_nodes(
 def _features_in_another_order(
     programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int
 ) -> tuple[int, int] | None:
-    """Return a gain or a bias that both nodes read, as the reference has it, and what the port's
-    reads in another order than the reference's does; None if they do not differ so.
+    """Return what both nodes read in one order, as the reference has it, and what the port's reads
+    in another order than the reference's does, if one of them is a gain or a bias for the other.
     """
     reference, port = programs
     if reference.family(own) != port.family(other):
         return None
-    vectors = {
-        int(reference.side.group[read]): read
-        for read in reference.reads[own]
-        if read >= 0 and _is_given_vector(reference, read)
-    }
-    common = [
-        vectors[group]
+    values = dict(zip(reference.operands(own), reference.reads[own], strict=True))
+    common = {
+        read: values[group]
         for read, group in zip(port.reads[other], port.operands(other), strict=True)
-        if group in vectors and _is_given_vector(port, read)
-    ]
+        if group != -1 and group in values
+    }
     moved = [
         read
         for read in port.reads[other]
@@ -165,18 +161,13 @@ def _features_in_another_order(
         and port.side.relation[read] == REORDERED
         and port.side.partner[read] in reference.reads[own]
     ]
-    return (common[0], moved[0]) if common and moved else None
-
-
-def _is_given_vector(program: ComparedProgram, value: int) -> bool:
-    """Return whether a value is right, has one axis, and was not computed: a gain or a bias."""
-    values = program.graph.values
-    moved = moved_back(program, [value])
-    return (
-        program.state[value] == RIGHT
-        and bool(program.is_informed[value])
-        and max(values.shape[value], default=0) == values.numel[value]
-        and all(values.leaf[own] >= 0 or is_moved(program, own) for own in moved)
+    return next(
+        (
+            (common[kept], read)
+            for kept, read in product(common, moved)
+            if is_given_vector(port, kept) != is_given_vector(port, read)
+        ),
+        None,
     )
 
 

@@ -151,6 +151,17 @@ def is_moved(program: ComparedProgram, value: int) -> bool:
     return node >= 0 and bool(program.graph.nodes.moves[node])
 
 
+def is_given_vector(program: ComparedProgram, value: int) -> bool:
+    """Return whether a value has one axis, and was not computed: a gain or a bias."""
+    values = program.graph.values
+    moved = moved_back(program, [value])
+    return (
+        bool(program.is_informed[value])
+        and max(values.shape[value], default=0) == values.numel[value]
+        and all(values.leaf[own] >= 0 or is_moved(program, own) for own in moved)
+    )
+
+
 def does_nothing(program: ComparedProgram, node: int) -> bool:
     """Return whether a node makes what it reads already, as a product with ones does: that the
     result is right says nothing of its other operands.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from otel_torch.graph.blame import Doubt, DoubtSource, idle_operands, what_is_before
 from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, ComparedProgram
+from otel_torch.graph.states import RIGHT, ComparedProgram, is_given_vector
 
 # what a source does, None for a leaf, and to what
 _TwinKey = tuple[object, tuple[object, ...]]
@@ -184,7 +184,7 @@ def blame_suspects_of_twins(
                 for source, key in zip(sources[side], keys[side], strict=True)
                 for blamed in (
                     _blame_suspects(programs[side], doubts[side], source)
-                    if key in twins[side]
+                    if key in twins[side] and not _reorders_half(programs[side], source.origin)
                     else [source]
                 )
             ]
@@ -194,6 +194,36 @@ def blame_suspects_of_twins(
         if [list(map(id, side)) for side in resolved] == [list(map(id, side)) for side in sources]:
             return sources
         sources = resolved
+
+
+def _reorders_half(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node reads features in another order and a gain or a bias for them in the
+    other program's, or the reverse, and elsewhere both in another order: the program means that.
+    """
+    if node < 0 or _orders(program, node) not in _HALF_REORDERED:
+        return False
+    return any(
+        _orders(program, other) == _REORDERED_IN_WHOLE
+        for other in range(program.own_nodes)
+        if program.operation[other] == program.operation[node]
+    )
+
+
+# whether an operand is a vector, and whether it is in another order
+_REORDERED_IN_WHOLE = {(False, True), (True, True)}
+_HALF_REORDERED = ({(False, True), (True, False)}, {(False, False), (True, True)})
+
+
+def _orders(program: ComparedProgram, node: int) -> set[tuple[bool, bool]]:
+    """Return which operands of a node are vectors, and which of both kinds are in another order;
+    nothing of those that are not known to be right or in another order.
+    """
+    relation, state = program.side.relation, program.state
+    return {
+        (is_given_vector(program, read), bool(relation[read] == REORDERED))
+        for read in program.reads[node]
+        if read >= 0 and (relation[read] == REORDERED or state[read] == RIGHT)
+    }
 
 
 def _with_twins(keys: list[_TwinKey], others: list[_TwinKey]) -> set[_TwinKey]:
