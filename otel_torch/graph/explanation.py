@@ -80,24 +80,9 @@ def explain(
         return Explanation("random", _names(reference, regions[0]), _names(port, regions[1]))
     if own is not None and other is not None and own >= 0 and other >= 0:
         simple = _compare_nodes(programs, own, other)
-        if simple is not None and _may_do_the_same(programs, (own, other)):
+        if simple is not None:
             return simple
     return _compare_regions(programs, regions)
-
-
-def _may_do_the_same(
-    programs: tuple[ComparedProgram, ComparedProgram], nodes: tuple[int, int]
-) -> bool:
-    """Return whether two nodes may stand for each other. Programs have many that read nothing, as
-    `arange`: those make values of one size.
-    """
-    if any(program.reads[node] for program, node in zip(programs, nodes, strict=True)):
-        return True
-    own, other = (
-        program.graph.values.numel[program.makes[node]].tolist()
-        for program, node in zip(programs, nodes, strict=True)
-    )
-    return bool(own == other)
 
 
 def _compare_nodes(

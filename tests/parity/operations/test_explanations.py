@@ -57,25 +57,6 @@ class Scaled(nn.Module):
         return (x * self.gain if self.is_port else self.gain * x) @ self.second
 
 
-class Positions(nn.Module):
-    """A table of angles and a ramp over the tokens, which have nothing to do with each other."""
-
-    def __init__(self, is_port: bool, start: int = 0) -> None:
-        super().__init__()
-        self.is_port, self.start = is_port, start
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x.shape[1]
-        if self.is_port:
-            position = torch.arange(self.start, tokens + self.start) / 2
-            rates = torch.full((WIDTH // 2,), 0.5).cumprod(0) * 4
-        else:
-            rates = 0.5 ** torch.arange(WIDTH // 2)
-            position = torch.ones(tokens).cumsum(0) - 1
-        angles = position[:, None] * rates
-        return x + torch.cat([angles.sin(), angles.cos()], -1)
-
-
 def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
     """Compare a model with its port, which is written otherwise and has a fault."""
     paths = []
@@ -91,7 +72,7 @@ def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
     return otel_torch.diff(*paths)
 
 
-@pytest.mark.parametrize("model", [Encoder, Scaled, Positions])
+@pytest.mark.parametrize("model", [Encoder, Scaled])
 def test_other_ways_to_write_the_same_match(tmp_path: Path, model: type[nn.Module]) -> None:
     assert compare(tmp_path, model).verdict == "match"
 
@@ -112,10 +93,3 @@ def test_a_gain_in_another_order_than_what_it_scales_is_told(tmp_path: Path) -> 
     assert finding.explanation is not None
     assert finding.explanation.startswith("`mul` reads the result of `_unsafe_view`")
     assert finding.explanation.endswith("but the parameter `gain` in the same one.")
-
-
-def test_ramps_of_other_lengths_are_not_compared(tmp_path: Path) -> None:
-    report = compare(tmp_path, Positions, start=3)
-    finding = report.introduced[0]
-    assert finding.port_line is not None and "self.start" in finding.port_line.text
-    assert finding.explanation is not None and "`arange` has" not in finding.explanation
