@@ -12,7 +12,14 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.graph.equality import REORDERED, TERM
-from otel_torch.graph.states import RIGHT, WRONG, ComparedProgram, is_given_vector
+from otel_torch.graph.states import (
+    RIGHT,
+    WRONG,
+    ComparedProgram,
+    is_given,
+    is_given_vector,
+    moved_back,
+)
 
 Kind = Literal[
     "arguments",  # the same operation with other arguments
@@ -139,21 +146,20 @@ def _features_in_another_order(
         for read, group in zip(port.reads[other], port.operands(other), strict=True)
         if group != -1 and group in values
     }
+    behind = moved_back(reference, reference.reads[own])
     moved = [
         read
         for read in port.reads[other]
-        if read >= 0
-        and port.side.relation[read] == REORDERED
-        and port.side.partner[read] in reference.reads[own]
+        if read >= 0 and port.side.relation[read] == REORDERED and port.side.partner[read] in behind
     ]
-    return next(
-        (
-            (common[kept], read)
-            for kept, read in product(common, moved)
-            if is_given_vector(port, kept) != is_given_vector(port, read)
-        ),
-        None,
-    )
+    pairs = [
+        (kept, read)
+        for kept, read in product(common, moved)
+        if is_given_vector(port, kept) != is_given_vector(port, read)
+    ]
+    # a bias belongs to the weight, and not to what is multiplied with that
+    pairs.sort(key=lambda pair: not all(is_given(port, value) for value in pair))
+    return next(((common[kept], read) for kept, read in pairs), None)
 
 
 def _reads_right(program: ComparedProgram, node: int) -> bool:

@@ -151,15 +151,17 @@ def is_moved(program: ComparedProgram, value: int) -> bool:
     return node >= 0 and bool(program.graph.nodes.moves[node])
 
 
+def is_given(program: ComparedProgram, value: int) -> bool:
+    """Return whether no operation has computed a value, as a weight, also if it was moved."""
+    leaf = program.graph.values.leaf
+    return all(leaf[own] >= 0 or is_moved(program, own) for own in moved_back(program, [value]))
+
+
 def is_given_vector(program: ComparedProgram, value: int) -> bool:
     """Return whether a value has one axis, and was not computed: a gain or a bias."""
     values = program.graph.values
-    moved = moved_back(program, [value])
-    return (
-        bool(program.is_informed[value])
-        and max(values.shape[value], default=0) == values.numel[value]
-        and all(values.leaf[own] >= 0 or is_moved(program, own) for own in moved)
-    )
+    has_one_axis = max(values.shape[value], default=0) == values.numel[value]
+    return bool(program.is_informed[value]) and has_one_axis and is_given(program, value)
 
 
 def does_nothing(program: ComparedProgram, node: int) -> bool:

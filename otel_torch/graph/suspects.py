@@ -11,7 +11,7 @@ from dataclasses import replace
 from otel_torch.graph.blame import Doubt, DoubtSource, idle_operands, what_is_before
 from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, ComparedProgram, is_given_vector
+from otel_torch.graph.states import RIGHT, ComparedProgram, is_given, is_given_vector
 
 # what a source does, None for a leaf, and to what
 _TwinKey = tuple[object, tuple[object, ...]]
@@ -216,13 +216,19 @@ _HALF_REORDERED = ({(False, True), (True, False)}, {(False, False), (True, True)
 
 def _orders(program: ComparedProgram, node: int) -> set[tuple[bool, bool]]:
     """Return which operands of a node are vectors, and which of both kinds are in another order;
-    nothing of those that are not known to be right or in another order.
+    nothing of those that are not known to be right or in another order. A bias is in the order of
+    its weight, whatever is multiplied with that.
     """
     relation, state = program.side.relation, program.state
-    return {
-        (is_given_vector(program, read), bool(relation[read] == REORDERED))
+    known = [
+        read
         for read in program.reads[node]
         if read >= 0 and (relation[read] == REORDERED or state[read] == RIGHT)
+    ]
+    given = [read for read in known if is_given(program, read)]
+    return {
+        (is_given_vector(program, read), bool(relation[read] == REORDERED))
+        for read in (given if len(given) > 1 else known)
     }
 
 

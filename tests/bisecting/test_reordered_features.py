@@ -11,7 +11,7 @@ import pytest
 from otel_torch.bisecting.search import Options, bisect_programs
 from tests.bisecting.recorded_runs import RecordedRuns
 
-PROGRAM = """
+GAINS = """
 import torch
 from torch import nn
 
@@ -46,30 +46,84 @@ with torch.no_grad():
 """
 
 
-def program(*moved: str) -> str:
-    return PROGRAM.replace("MOVED", repr(moved))
+# the same with biases in place of gains
+LAYERS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(6, 16)
+order = torch.arange(16).view(2, -1).t().flatten()
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        h = self.norm(x)
+        q = self.q(h)
+        k = self.k(h)
+        # else no bias of keys would make a difference
+        scores = (q @ k.t()).tanh()
+        return x + torch.softmax(scores, -1) @ self.v(h)
+
+net = nn.Sequential(Layer(), Layer(), Layer())
+for layer in net:
+    for name in MOVED:
+        own = layer.get_parameter(name)
+        own.data = own.data[order].clone()
+with torch.no_grad():
+    net(x)
+"""
+
+
+def runs(folder: Path, program: str, *moved: str) -> RecordedRuns:
+    """Return the runs of a program, and of a port with some weights in another order."""
+    texts = (program.replace("MOVED", repr(names)) for names in ((), moved))
+    return RecordedRuns(folder, *texts)
 
 
 @pytest.mark.parametrize(
-    ("moved", "text"),
+    ("program", "moved", "line", "text"),
     [
-        (("q", "k", "q_norm"), "but the parameter `0.k_norm` in the same one."),
-        (("q", "q_norm", "k_norm"), "`mul` reads the parameter `0.k_norm` in another order"),
+        (GAINS, ("q", "k", "q_norm"), "k = normed(h @ self.k, self.k_norm)",
+         "`mul` reads the result of `mul` of program.py:10 in another order than the reference does, but "
+         "the parameter `0.k_norm` in the same one."),
+        (GAINS, ("q", "q_norm", "k_norm"), "k = normed(h @ self.k, self.k_norm)",
+         "`mul` reads the parameter `0.k_norm` in another order than the reference does, but the "
+         "result of `mul` of program.py:10 in the same one."),
+        (LAYERS, ("q.weight", "q.bias", "k.weight"), "k = self.k(h)",
+         "`addmm` reads the parameter `0.k.weight` in another order than the reference does, but the "
+         "parameter `0.k.bias` in the same one."),
+        (LAYERS, ("q.weight", "q.bias", "k.bias"), "k = self.k(h)",
+         "`addmm` reads the parameter `0.k.bias` in another order than the reference does, but the "
+         "parameter `0.k.weight` in the same one."),
     ],
-    ids=["a gain", "a matrix"],
-)
+    ids=["a gain", "what it scales", "a bias", "its weight"],
+)  # fmt: skip
 def test_what_was_not_reordered_with_the_rest_is_named(
-    tmp_path: Path, moved: tuple[str, ...], text: str
+    tmp_path: Path, program: str, moved: tuple[str, ...], line: str, text: str
 ) -> None:
-    answer = bisect_programs(RecordedRuns(tmp_path, program(), program(*moved)), Options())
+    answer = bisect_programs(runs(tmp_path, program, *moved), Options())
     # of the three layers and of all calls of the helper, this line alone
     assert [(fault.port_line and fault.port_line.text, fault.proof) for fault in answer.faults] == [
-        ("k = normed(h @ self.k, self.k_norm)", "proven")
+        (line, "proven")
     ]
-    assert text in str(answer.faults[0].explanation)
+    assert answer.faults[0].explanation == text
     assert answer.is_healed
 
 
-def test_all_weights_in_another_order_are_legal(tmp_path: Path) -> None:
-    port = program("q", "k", "q_norm", "k_norm")
-    assert bisect_programs(RecordedRuns(tmp_path, program(), port), Options()).verdict == "match"
+@pytest.mark.parametrize(
+    ("program", "moved"),
+    [
+        (GAINS, ("q", "k", "q_norm", "k_norm")),
+        (LAYERS, ("q.weight", "k.weight", "q.bias", "k.bias")),
+    ],
+    ids=["gains", "biases"],
+)
+def test_all_weights_in_another_order_are_legal(
+    tmp_path: Path, program: str, moved: tuple[str, ...]
+) -> None:
+    assert bisect_programs(runs(tmp_path, program, *moved), Options()).verdict == "match"

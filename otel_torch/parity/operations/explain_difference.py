@@ -151,6 +151,7 @@ _DESCRIPTIONS: dict[Kind, Callable[[Graph, Sequence[Any]], str]] = {
 
 def _value(graph: Graph, value: int) -> str:
     """Return what a value is: the name of a leaf, else the operation and the line that made it."""
+    value = _weight_behind(graph, value)
     leaf, name = graph.values.leaf[value], graph.values.name[value]
     if leaf >= 0:
         kind = graph.leaf_kinds[leaf]
@@ -167,6 +168,18 @@ def _value(graph: Graph, value: int) -> str:
     if operation == PUT:
         return f"the exchanged value{where}"
     return f"the result of `{short_name(operation)}`{where}"
+
+
+def _weight_behind(graph: Graph, value: int) -> int:
+    """Return the weight of which a value is the whole, transposed or viewed; else the value."""
+    values, nodes, behind = graph.values, graph.nodes, value
+    while (maker := values.maker[behind]) >= 0 and nodes.moves[maker]:
+        reads = nodes.reads[maker].tolist()
+        if len(reads) != 1 or values.numel[reads[0]] != values.numel[value]:
+            return value
+        (behind,) = reads
+    leaf = values.leaf[behind]
+    return behind if leaf >= 0 and graph.leaf_kinds[leaf] in WEIGHT_KINDS else value
 
 
 def _listed(items: Sequence[str]) -> str:
