@@ -421,11 +421,7 @@ def _is_run_by(
 ) -> bool:
     """Return whether a line runs a node, or calls the function whose line does."""
     makes = program.makes[node]
-    if line is None or not makes:
-        return True
-    own = recorded.places[makes[0]].line
-    known = [own, *recorded.calls_of(own)[:1]]
-    return any(CodeLine(*recorded.lines[index]) == line for index in known if index is not None)
+    return line is None or not makes or line in recorded.stack_of(makes[0])[:2]
 
 
 @dataclass(frozen=True, eq=False)

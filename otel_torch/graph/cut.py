@@ -33,6 +33,7 @@ from otel_torch.graph.states import (
     WRONG,
     ComparedProgram,
     Programs,
+    is_moved,
     is_open,
     made_with,
     reads_wrong,
@@ -160,20 +161,12 @@ def _of_one_size(program: ComparedProgram, values: Iterable[int]) -> set[int]:
     """Return values and all that is made from them by moves, or of the same size: whatever order
     the program has given to their features, it is theirs.
     """
-    numel, moves = program.graph.values.numel, program.graph.nodes.moves
-    found = set(values)
-    waiting = list(found)
-    while waiting:
-        value = waiting.pop()
-        made = {
-            own
-            for node in program.readers[value]
-            for own in program.makes[node]
-            if moves[node] or numel[own] == numel[value]
-        }
-        waiting += made - found
-        found |= made
-    return found
+    numel = program.graph.values.numel
+
+    def goes_on(value: int, made: int) -> bool:
+        return is_moved(program, made) or bool(numel[made] == numel[value])
+
+    return made_with(program, values, goes_on)
 
 
 def _all_misplaced(
@@ -307,7 +300,7 @@ def with_repetitions(
         if place is None or place.leaf != NOTHING
         else replace(
             place,
-            nodes=_first_of_all(place.nodes, filter(may, _repeats(program, own, values)), count),
+            nodes=_with_more(place.nodes, filter(may, _repeats(program, own, values)), count),
         )
         for program, place, own, values, may in zip(
             comparison.programs,
@@ -321,10 +314,10 @@ def with_repetitions(
     return replace(fault, reference=places[0], port=places[1])
 
 
-def _first_of_all(nodes: Sequence[int], repeated: Iterable[int], count: int) -> tuple[int, ...]:
-    """Return nodes, and those that repeat them, as many as a count."""
-    all_nodes = dict.fromkeys(chain(nodes[:count], repeated))
-    return tuple(islice(all_nodes, count)) or tuple(nodes)
+def _with_more(nodes: Sequence[int], repeated: Iterable[int], count: int) -> tuple[int, ...]:
+    """Return the first nodes of a fault, filled up to a count with those that repeat them."""
+    more = (node for node in repeated if node not in nodes)
+    return tuple(islice(chain(nodes, more), count)) or tuple(nodes)
 
 
 def _repeats(

@@ -102,17 +102,14 @@ def _compare_nodes(
     features = _features_in_another_order(programs, own, other)
     if features is not None:
         return Explanation("features", features[:1], features[1:], name)
+    is_same = Counter(operands[0]) == Counter(operands[1])
     is_other = reference.operation[own] != port.operation[other]
     if is_other and reference.family(own) == port.family(other) and operands[0] == operands[1]:
         return Explanation("arguments", *_differing_arguments(programs, own, other), name)
     if is_other:
-        is_same = Counter(operands[0]) == Counter(operands[1])
         is_known = not operands[0] or any(group != -1 for group in operands[0])
-        if (
-            is_same
-            and is_known
-            and not any(p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True))
-        ):
+        moves = (p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True))
+        if is_same and is_known and not any(moves):
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
     if reference.argument[own] != port.argument[other]:
@@ -120,7 +117,6 @@ def _compare_nodes(
         return Explanation(kind, *_differing_arguments(programs, own, other), name)
     if operands[0] == operands[1]:
         return None
-    is_same = Counter(operands[0]) == Counter(operands[1])
     if is_same and reference.family(own)[-1] in _COMMUTATIVE:
         return None
     return Explanation(

@@ -120,13 +120,20 @@ def made_from(
     return found
 
 
-def made_with(program: ComparedProgram, values: Iterable[int]) -> set[int]:
-    """Return values and all that is made from them."""
+def made_with(
+    program: ComparedProgram,
+    values: Iterable[int],
+    goes_on: Callable[[int, int], bool] = lambda value, made: True,
+) -> set[int]:
+    """Return values and all that is made from them, on through what `goes_on` accepts of a value
+    and what is made with it.
+    """
     found = set(values)
     waiting = list(found)
     while waiting:
-        nodes = program.readers[waiting.pop()]
-        new = {made for node in nodes for made in program.makes[node]} - found
+        value = waiting.pop()
+        made = {made for node in program.readers[value] for made in program.makes[node]}
+        new = {own for own in made - found if goes_on(value, own)}
         found |= new
         waiting += new
     return found

@@ -1,5 +1,5 @@
-"""A port may have features in another order, as those of queries and keys for rotary pairs: then the
-one weight that was left out is at fault, and not those that were reordered with a purpose.
+"""A port may reorder features, as queries and keys for rotary pairs: the weight that was left out is
+at fault, and not the ones that were reordered on purpose.
 """
 
 from __future__ import annotations
@@ -85,33 +85,30 @@ def runs(folder: Path, program: str, *moved: str) -> RecordedRuns:
     return RecordedRuns(folder, *texts)
 
 
+KEYS = {GAINS: "k = normed(h @ self.k, self.k_norm)", LAYERS: "k = self.k(h)"}
+SENTENCE = "`{}` reads {} in another order than the reference does, but {} in the same one."
+PRODUCT = "the result of `mul` of program.py:10"
+
+
 @pytest.mark.parametrize(
-    ("program", "moved", "line", "text"),
+    ("program", "moved", "operation", "reordered", "kept"),
     [
-        (GAINS, ("q", "k", "q_norm"), "k = normed(h @ self.k, self.k_norm)",
-         "`mul` reads the result of `mul` of program.py:10 in another order than the reference does, but "
-         "the parameter `0.k_norm` in the same one."),
-        (GAINS, ("q", "q_norm", "k_norm"), "k = normed(h @ self.k, self.k_norm)",
-         "`mul` reads the parameter `0.k_norm` in another order than the reference does, but the "
-         "result of `mul` of program.py:10 in the same one."),
-        (LAYERS, ("q.weight", "q.bias", "k.weight"), "k = self.k(h)",
-         "`addmm` reads the parameter `0.k.weight` in another order than the reference does, but the "
-         "parameter `0.k.bias` in the same one."),
-        (LAYERS, ("q.weight", "q.bias", "k.bias"), "k = self.k(h)",
-         "`addmm` reads the parameter `0.k.bias` in another order than the reference does, but the "
-         "parameter `0.k.weight` in the same one."),
+        (GAINS, "q k q_norm", "mul", PRODUCT, "the parameter `0.k_norm`"),
+        (GAINS, "q q_norm k_norm", "mul", "the parameter `0.k_norm`", PRODUCT),
+        (LAYERS, "q.weight q.bias k.weight", "addmm", "the parameter `0.k.weight`", "the parameter `0.k.bias`"),
+        (LAYERS, "q.weight q.bias k.bias", "addmm", "the parameter `0.k.bias`", "the parameter `0.k.weight`"),
     ],
     ids=["a gain", "what it scales", "a bias", "its weight"],
 )  # fmt: skip
 def test_what_was_not_reordered_with_the_rest_is_named(
-    tmp_path: Path, program: str, moved: tuple[str, ...], line: str, text: str
+    tmp_path: Path, program: str, moved: str, operation: str, reordered: str, kept: str
 ) -> None:
-    answer = bisect_programs(runs(tmp_path, program, *moved), Options())
+    answer = bisect_programs(runs(tmp_path, program, *moved.split()), Options())
     # of the three layers and of all calls of the helper, this line alone
     assert [(fault.port_line and fault.port_line.text, fault.proof) for fault in answer.faults] == [
-        (line, "proven")
+        (KEYS[program], "proven")
     ]
-    assert answer.faults[0].explanation == text
+    assert answer.faults[0].explanation == SENTENCE.format(operation, reordered, kept)
     assert answer.is_healed
 
 

@@ -1,7 +1,8 @@
-"""Ports that nobody else takes before they are used.
+"""Free ports for the servers that tests start.
 
-A port that the kernel chooses lies in the range of outgoing connections: the next connection of any
-process may get it. These lie below that range, and each worker of pytest-xdist has its own.
+A port that the kernel picks comes from the range of outgoing connections, so another process's next
+connection may take it before the server starts. These lie below that range, and each worker of
+pytest-xdist has its own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _next = itertools.islice(itertools.cycle(_ports), os.getpid() % EACH, None)
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nobody listens. A process gets the same one again only
-    after a thousand others.
+    """Return a port of 127.0.0.1 that nobody listens on. A process repeats one only after a
+    thousand others.
 
     Raises:
         RuntimeError: all ports of this worker are taken.

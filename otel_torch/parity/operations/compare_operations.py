@@ -317,8 +317,7 @@ def _callers(
         value = program.makes[place.nodes[0]][0]
     else:
         return []
-    calls = recorded.calls_of(recorded.places[value].line)
-    return [CodeLine(*recorded.lines[line]) for line in calls]
+    return recorded.stack_of(value)[1:]
 
 
 def _is_right_elsewhere(
@@ -336,9 +335,9 @@ def _is_right_elsewhere(
         (nodes.line == nodes.line[own]) & (nodes.operation == nodes.operation[own])
     )
     callers = {
-        node: [recorded.lines[line] for line in recorded.calls_of(places[0].line)[:1]]
+        node: recorded.stack_of(program.makes[node][0])[1:2]
         for node in same.tolist()
-        if (places := [recorded.places[value] for value in program.makes[node]])
+        if program.makes[node]
     }
     return any(
         caller != callers.get(own)

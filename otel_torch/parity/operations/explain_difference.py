@@ -171,11 +171,11 @@ def _value(graph: Graph, value: int) -> str:
 
 
 def _weight_behind(graph: Graph, value: int) -> int:
-    """Return the weight of which a value is the whole, transposed or viewed; else the value."""
+    """Return the weight that a value is a view or a transpose of; for other values, the value."""
     values, nodes, behind = graph.values, graph.nodes, value
     while (maker := values.maker[behind]) >= 0 and nodes.moves[maker]:
         reads = nodes.reads[maker].tolist()
-        if len(reads) != 1 or values.numel[reads[0]] != values.numel[value]:
+        if len(reads) != 1 or reads[0] < 0 or values.numel[reads[0]] != values.numel[value]:
             return value
         (behind,) = reads
     leaf = values.leaf[behind]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from otel_torch.graph.builder import GraphBuilder
 from otel_torch.graph.equality import LEAST_NUMEL
 from otel_torch.graph.graph import NOTHING, PUT, Graph
+from otel_torch.parity.finding import CodeLine
 from otel_torch.parity.operations.join_ranks import join_ranks
 from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
 from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
@@ -89,6 +90,15 @@ class RecordedGraph(NamedTuple):
             if line is not None:
                 calls.append(line)
         return calls
+
+    def stack_of(self, value: int) -> list[CodeLine]:
+        """Return the line of a value, and those that have called its function, the nearest first;
+        nothing if its line was not recorded.
+        """
+        line = self.places[value].line
+        if line is None or not 0 <= line < len(self.lines):
+            return []
+        return [CodeLine(*self.lines[index]) for index in (line, *self.calls_of(line))]
 
 
 def read_graph(*ranks: RecordingSource, has_loops: bool = False) -> RecordedGraph:

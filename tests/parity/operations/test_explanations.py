@@ -1,4 +1,4 @@
-"""What is said of two regions: what differs, and not how each program writes the same."""
+"""An explanation names what differs between two regions, not how each program writes the same."""
 
 from __future__ import annotations
 
