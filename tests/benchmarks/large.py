@@ -127,7 +127,7 @@ def attaching(size: Size, folder: Path) -> Figure:
         }
     ).ratio("many", "few")
     detail = f"{growth}; {shown}; {each[-1]:.0f} µs a module of {last}"
-    return Figure.estimated(name, growth, 1.5, detail)
+    return Figure.estimated(name, growth, 1.2, detail)
 
 
 def remembering(size: Size, folder: Path) -> Figure:

@@ -12,6 +12,7 @@ from torch import nn
 from otel_torch.sources.models.forward_state import ForwardState
 from otel_torch.sources.models.model_table import is_leaf, is_stateless
 from otel_torch.sources.modules.call_stack import thread_state
+from otel_torch.sources.modules.module_dict import ModuleRef
 from otel_torch.sources.modules.module_names import all_modules, all_parameters, core
 from otel_torch.sources.modules.uncalled_roots import RootMethodRun
 from otel_torch.sources.steps.calls import CallCounter
@@ -30,9 +31,10 @@ class Model:
         held_as: the attributes by which the program holds the root.
         asking_for_hooks: the modules that compute in another way if modules inside have hooks.
         sites: the modules by their id, wrappers included.
+        forget_site: called when a module of it is deleted.
     """
 
-    def __init__(self, root: nn.Module, name: str) -> None:
+    def __init__(self, root: nn.Module, name: str, forget: Callable[[Model, int], None]) -> None:
         self.root = weakref.ref(root)
         self.name = name
         self.stateless = is_stateless(root)
@@ -44,6 +46,7 @@ class Model:
         self.asking_for_hooks: list[ModuleSite] = []
         self.started = False
         self.sites: dict[int, ModuleSite] = {}
+        self.forget_site: Callable[[ModuleRef], None] = lambda module: forget(self, module.key)
         self.method_run = RootMethodRun(root)
         self.calls = CallCounter()
         self.forward_state = ForwardState()
@@ -122,17 +125,16 @@ class ModuleSite:
     """One module of one model: the place that records name.
 
     `names` has one (canonical name, id of the containing module) per place at which the module is
-    registered, and is empty for a wrapper. `forget(key)` is called when the module is deleted.
-    `call`, if there is one, calls the module without torch's way for hooks (`module_call.py`).
+    registered, and is empty for a wrapper. `call`, if there is one, calls the module without
+    torch's way for hooks (`module_call.py`).
     """
 
     __slots__ = ("__weakref__", "call", "key", "model", "module", "names", "owners")
 
-    def __init__(self, model: Model, module: nn.Module, forget: Callable[[int], None]) -> None:
-        key = id(module)
-        self.key = key
+    def __init__(self, model: Model, module: nn.Module) -> None:
+        self.key = id(module)
         self.model = model
-        self.module = weakref.ref(module, lambda _: forget(key))
+        self.module = ModuleRef(module, model.forget_site)
         self.names: list[tuple[str, int]] = []
         self.call: Callable[..., Any] | None = None
 

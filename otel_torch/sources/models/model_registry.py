@@ -510,24 +510,23 @@ class ModelRegistry(Source):
         """Add the modules below `outermost` to its model, which is made if it is new."""
         root = core(outermost)
         for module in all_modules(outermost) if part_finders else ():
-            for name, part in parts(module):
+            for name, part in parts(module).items():
                 self._register(module, name, part)
+        modules = list(all_modules(outermost))
         model = self.models.find(root)
         if model is None:
-            model = Model(root, self.models.unused_name(root))
+            model = Model(root, self.models.unused_name(root), self._forget)
             self.models.add(model, root)
         new = self._name_modules(model, outermost)
         # The wrappers, which `_name_modules` leaves out: calls pass through them.
-        for module in all_modules(outermost):
+        for module in modules:
             if id(module) not in model.sites:
                 self._make_site(model, module)
         settled = self._settle(model)
         model.asking_for_hooks = [
-            model.sites[id(module)]
-            for module in all_modules(outermost)
-            if self._hidden_hooks.hide_from(module)
+            model.sites[id(module)] for module in modules if self._hidden_hooks.hide_from(module)
         ]
-        self._direct_forwards.settle(root, list(all_modules(outermost)))
+        self._direct_forwards.settle(root, modules)
         if new:
             model.size += len(new)
             for attach in self._events.modules_found:
@@ -596,8 +595,7 @@ class ModelRegistry(Source):
         return new
 
     def _make_site(self, model: Model, module: nn.Module) -> ModuleSite:
-        site = ModuleSite(model, module, partial(self._forget, model))
-        model.sites[id(module)] = site
+        model.sites[id(module)] = site = ModuleSite(model, module)
         return site
 
     def _forget(self, model: Model, key: int) -> None:

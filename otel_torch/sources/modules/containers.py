@@ -97,5 +97,7 @@ class Containers:
     def _containers_of(self, module: nn.Module) -> Iterator[nn.Module]:
         for reference in self._of.get(module) or ():
             container: nn.Module | None = reference()
-            if container is not None and any(child is module for _, child in parts(container)):
+            if container is not None and any(
+                child is module for child in parts(container).values()
+            ):
                 yield container

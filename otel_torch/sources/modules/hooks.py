@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
-from weakref import ref
 
 import torch
 from torch import nn
 
 from otel_torch import torch_private
+from otel_torch.sources.modules.module_dict import ModuleRef
 
 
 class ForwardHook:
@@ -144,19 +144,7 @@ def _without_hooks(attributes: Any) -> Any:
 _managers: dict[int, ModuleHookManager] = {}
 
 
-class _ModuleRef(ref[nn.Module]):
-    """A weak reference to a module, with its key in `_managers`.
-
-    Each module gets as few objects as possible: every object makes the garbage collector traverse
-    the whole program more often.
-    """
-
-    __slots__ = ("key",)
-
-    key: int
-
-
-def _drop_manager(module: _ModuleRef) -> None:
+def _drop_manager(module: ModuleRef) -> None:
     _managers.pop(module.key, None)
 
 
@@ -172,8 +160,7 @@ class ModuleHookManager:
         self.module_hooks: dict[str, ForwardHook] = {}
         self._before: _HookList | None = None
         self._after: _HookList | None = None
-        self._module_ref = _ModuleRef(module, _drop_manager)
-        self._module_ref.key = id(module)
+        self._module_ref = ModuleRef(module, _drop_manager)
 
     @classmethod
     def get_from(cls, module: nn.Module) -> ModuleHookManager | None:
@@ -366,11 +353,13 @@ class _HookList(TorchHook):
     It stays registered until no hook is left, and its contents change: a running forward pass has
     already copied torch's hooks, so that registering or removing one would not affect it. It has
     few attributes, because a compiled program checks each one before every call.
+
+    key: in torch's tables of hooks. Torch's handle would be five objects more for each module.
     """
 
-    __slots__ = ("handle", "hooks", "post_calls")
+    __slots__ = ("hooks", "key", "post_calls")
 
-    handle: Any
+    key: int
 
     def __init__(
         self, hooks: Sequence[ForwardHook], post_calls: Sequence[ForwardHook] = ()
@@ -453,11 +442,12 @@ def _update(
     if not any(hooks):
         if registered is not None:
             registered.set(())
-            registered.handle.remove()
+            for table in HOOK_TABLES:
+                vars(module).get(table, {}).pop(registered.key, None)
         return None
     if registered is None:
         registered = kind(*hooks)
-        registered.handle = registered.register(module)
+        registered.key = registered.register(module).id
     else:
         registered.set(*hooks)
     return registered

@@ -7,7 +7,7 @@ Modules may define `__eq__`, `__hash__` and `__getattr__` as they like; torch's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import ref
 
 from torch import nn
@@ -15,12 +15,29 @@ from torch import nn
 _V = TypeVar("_V")
 
 
-class _Entry(ref[nn.Module], Generic[_V]):
-    """A weak reference to a module, with its value: one object for the collector to visit."""
+class ModuleRef(ref[nn.Module]):
+    """A weak reference to a module, with its id; `forget` gets it when the module is deleted.
 
-    __slots__ = ("key", "value")
+    Each module gets as few objects as possible: every object makes the garbage collector traverse
+    the whole program more often. A callback that knows the id would be a function, its cells and
+    their tuple for each module.
+    """
+
+    __slots__ = ("key",)
 
     key: int
+
+    def __new__(cls, module: nn.Module, forget: Callable[[Any], None]) -> Self:
+        made = super().__new__(cls, module, forget)
+        made.key = id(module)
+        return made
+
+
+class _Entry(ModuleRef, Generic[_V]):
+    """A weak reference to a module, with its value."""
+
+    __slots__ = ("value",)
+
     value: _V
 
 
@@ -39,7 +56,7 @@ class ModuleDict(Generic[_V]):
 
     def __setitem__(self, module: nn.Module, value: _V) -> None:
         entry: _Entry[_V] = _Entry(module, self._forget)
-        entry.key, entry.value = id(module), value
+        entry.value = value
         self._entries[entry.key] = entry
 
     def get(self, module: nn.Module | None) -> _V | None:

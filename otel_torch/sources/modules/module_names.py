@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,13 +33,13 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
     return {name: child for name, child in module._modules.items() if child is not None}
 
 
-def parts(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """Return the names and modules that a module directly contains."""
+def parts(module: nn.Module) -> Mapping[str, nn.Module]:
+    """Return the modules that a module directly contains, by name."""
     for find in part_finders:
         named = find(module)
         if named is not None:
-            return named.items()
-    return children_of(module).items()
+            return named
+    return children_of(module)
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
@@ -218,7 +218,7 @@ def _add_named_modules(
         return
     named.append((name, module))
     enclosing |= {id(module)}
-    for key, child in parts(module):
+    for key, child in parts(module).items():
         if id(child) not in enclosing:
             _add_named_modules(named, child, f"{name}.{key}" if name else key, enclosing)
 
@@ -235,7 +235,7 @@ def all_modules(root: nn.Module) -> Iterator[nn.Module]:
         if id(module) not in seen:
             seen.add(id(module))
             yield module
-            pending += [child for _, child in reversed(list(parts(module)))]
+            pending += reversed(list(parts(module).values()))
 
 
 def all_parameters(root: nn.Module) -> Iterator[nn.Parameter]:

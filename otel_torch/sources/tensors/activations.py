@@ -55,23 +55,23 @@ _ONE_OUTPUT = ["out"]
 
 
 class _OutputObserver(SessionHook):
-    """Observes the outputs of one module."""
+    """Observes the outputs of one module; `number` identifies it in compiled graphs."""
 
-    __slots__ = ("__weakref__", "_activations", "_leave", "_site_tensor", "place", "site")
+    __slots__ = ("__weakref__", "_activations", "_leave", "number", "place", "site")
     hook_name = _HOOK
+    number: torch.Tensor
 
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
         self.site = site
         self._leave = activations.native.leave
         self.place = activations.native.place_of(site)
-        self._site_tensor = compiled.site_tensor(self, activations)
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         # the cheapest question that the compiler answers with True
         if is_dynamo_compiling() or self._leave(self.place, output) is None:
             if is_compiling():
-                compiled.observe_outputs(self._site_tensor, output)
+                compiled.observe_outputs(self.number, output)
             else:
                 self.observe_output(output)
         return output
@@ -95,7 +95,7 @@ class _InputObserver(_OutputObserver):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if is_dynamo_compiling() or self._enter(self.place, args, kwargs) is None:
             if is_compiling():
-                compiled.observe_inputs(self._site_tensor, args, kwargs)
+                compiled.observe_inputs(self.number, args, kwargs)
             else:
                 self.observe_inputs(args, kwargs)
         return args, kwargs
@@ -158,7 +158,10 @@ class Activations(Source, compiled.Observer):
         selected = self.selection.sites(model, sites)
         hooked = 0
         if self._outputs or self._inputs or self._gradients:
-            hooked = sum(self._attach_to(model, site) for site in selected)
+            new: list[_OutputObserver] = []
+            hooked = sum(self._attach_to(model, site, new) for site in selected)
+            for observer, number in zip(new, compiled.site_tensors(new, self), strict=True):
+                observer.number = number
         self._selected_count += len(selected)
         if hooked:
             self._unverified.append(model)
@@ -176,16 +179,18 @@ class Activations(Source, compiled.Observer):
         if hooked:
             self._fused_modules.add(model, self.is_observed)
 
-    def _attach_to(self, model: Model, site: ModuleSite) -> bool:
-        """Attach to one module; return whether it takes hooks."""
+    def _attach_to(self, model: Model, site: ModuleSite, new: list[_OutputObserver]) -> bool:
+        """Attach to one module; return whether it takes hooks. The observer is added to `new`."""
         module = site.module()
         if module is None:
             return False
         if has_hook(module, _HOOK):
             return True  # of another model
-        hook = _InputObserver if self._inputs else _OutputObserver
+        kind = _InputObserver if self._inputs else _OutputObserver
         try:
-            ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))
+            observer = kind(self, site)
+            ModuleHookManager.get_from_or_default(module).append_forward_hook(observer)
+            new.append(observer)
             self._attached[module] = True
             site.call = self._call
             return True
