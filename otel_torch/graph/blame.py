@@ -411,9 +411,11 @@ def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
 
 def _says_little(program: ComparedProgram, node: int) -> bool:
     """Return whether a node may not read what is in doubt, or moves a part of it: that says nothing
-    of the rest.
+    of the rest. A fused operation moves what its parts have made, and these say it.
     """
-    return bool(program.graph.nodes.is_vague[node]) or _takes_part(program, node)
+    nodes = program.graph.nodes
+    is_fused = nodes.moves[node] and (nodes.inside == node).any()
+    return bool(nodes.is_vague[node] or is_fused) or _takes_part(program, node)
 
 
 def _takes_part(program: ComparedProgram, node: int) -> bool:
