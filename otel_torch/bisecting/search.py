@@ -304,7 +304,11 @@ class _Search:
         # what heals at a close place is proven, so that no far one need be tried; but what was
         # exchanged behind several places hides until that is done in all layers
         attempts.sort(
-            key=lambda attempt: (not (self._is_vague and attempt.is_repeated), -attempt.closeness)
+            key=lambda attempt: (
+                not (self._is_vague and attempt.is_repeated),
+                not any(fault.is_certain for fault in attempt.faults),
+                -attempt.closeness,
+            )
         )
         trial, failed = self._first_better(compared, attempts[:_TRIES])
         if trial is not None and trial.is_harmless:

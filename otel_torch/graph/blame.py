@@ -9,9 +9,12 @@ unequal values does not see the difference (a norm does not see a scale), and th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from itertools import islice
+
+import numpy as np
 
 from otel_torch.graph.states import (
     DOUBTFUL,
@@ -360,8 +363,7 @@ def _is_evidence(
         return False
     if not rules.sees_insensitive or not _is_insensitive(program, other, node, made):
         return True
-    doubted = {read for read in program.reads[node] if read in doubt.tiers or read in doubt.cleared}
-    return _are_independent(program, doubted)
+    return _are_independent(program, doubt, program.reads[node])
 
 
 def _legal(
@@ -409,12 +411,16 @@ def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
 
 def _says_little(program: ComparedProgram, node: int) -> bool:
     """Return whether a node may not read what is in doubt, or moves a part of it: that says nothing
-    of the rest.
+    of the rest. A fused operation moves what its parts have made, and these say it.
     """
     nodes = program.graph.nodes
-    if nodes.is_vague[node]:
-        return True
-    if not nodes.moves[node] or len(program.reads[node]) != 1:
+    is_fused = nodes.moves[node] and (nodes.inside == node).any()
+    return bool(nodes.is_vague[node] or is_fused) or _takes_part(program, node)
+
+
+def _takes_part(program: ComparedProgram, node: int) -> bool:
+    """Return whether a node moves a part of what it reads."""
+    if not program.graph.nodes.moves[node] or len(program.reads[node]) != 1:
         return False
     numel = program.graph.values.numel
     return bool((numel[program.makes[node]] < numel[program.reads[node][0]]).all())
@@ -441,51 +447,51 @@ def _is_insensitive(
     Such an operation does not see the difference, so that its result proves nothing.
     """
     partner = int(program.side.partner[value])
-    twin = other.maker[partner] if partner >= 0 else -1
-    while twin >= 0:
-        if _is_done_alike(program, node, other, twin):
-            return True
-        if not other.graph.nodes.moves[twin] or len(other.reads[twin]) != 1:
-            return False
-        twin = other.maker[other.reads[twin][0]]
-    return False
+    if partner < 0:
+        return False
+    # a fused operation and what it does inside make the same value
+    equal = np.flatnonzero(other.side.group == other.side.group[partner]).tolist()
+    return any(
+        other.maker[own] >= 0 and _is_done_alike(program, node, other, other.maker[own])
+        for own in moved_back(other, equal)
+    )
 
 
-def _are_independent(program: ComparedProgram, values: Set[int]) -> bool:
-    """Return whether none of several values is made of another one: an operation that makes a right
-    value of them sees both, as queries and keys in another order within their heads. A weight that
-    only lies otherwise is no such value.
+def _are_independent(program: ComparedProgram, doubt: Doubt, values: Iterable[int]) -> bool:
+    """Return whether several values are in doubt, each because of other ones: an operation that
+    makes a right value of them sees both, as queries and keys in another order within their heads.
+
+    These may be parts of one value, as of a fused projection. A weight that only lies otherwise is
+    not counted.
     """
-    roots = {
-        _before_layouts(program, value)
+
+    def is_doubted(value: int) -> bool:
+        return value in doubt.tiers or value in doubt.cleared
+
+    computed = {
+        value
         for value in values
         if any(
             program.maker[own] >= 0 and not is_moved(program, own)
             for own in moved_back(program, [value])
         )
     }
-    if len(roots) < 2:
-        return False
-    first = min(roots)
-    reads = {
-        read
-        for root in roots
-        if program.maker[root] >= 0
-        for read in program.reads[program.maker[root]]
-        if read >= 0
-    }
-    return roots.isdisjoint(made_from(program, reads, lambda value: value > first))
-
-
-def _before_layouts(program: ComparedProgram, value: int) -> int:
-    """Return what a value was made of by moves that keep all numbers."""
-    numel = program.graph.values.numel
-    while is_moved(program, value):
-        reads = program.reads[program.maker[value]]
-        if len(reads) != 1 or numel[reads[0]] != numel[value]:
-            break
-        value = reads[0]
-    return value
+    ways = [
+        set(filter(is_doubted, made_from(program, [value], is_doubted)))
+        for value in filter(is_doubted, computed)
+    ]
+    seen = Counter(value for way in ways for value in way)
+    shared = {value for value, count in seen.items() if count > 1}
+    return (
+        len(ways) > 1
+        and shared.isdisjoint(computed)
+        and all(
+            _takes_part(program, program.maker[value])
+            for value in seen.keys() - shared
+            if program.maker[value] >= 0
+            and not shared.isdisjoint(program.reads[program.maker[value]])
+        )
+    )
 
 
 def _is_done_alike(program: ComparedProgram, node: int, other: ComparedProgram, twin: int) -> bool:

@@ -62,6 +62,40 @@ def test_a_step_that_sees_only_signs_acquits_nothing_before_it() -> None:
     assert lines_of(compare_graphs(*graphs)) == ["scale"]
 
 
+def moments(scale: float) -> Graph:
+    """Return a gradient, and a weight that goes by its mean over the root of its square's mean."""
+    writer = Writer()
+    x, w = writer.leaf("x", X, "input"), writer.leaf("w", W)
+    slope = writer.at("scale").op("mul.scalar", x, scale)
+    writer.end("out", writer.at("layer").op("tanh", slope))
+    mean = writer.at("step").op("mul.scalar", slope, 0.1)
+    root = writer.op("sqrt", writer.op("mul.scalar", writer.op("square", slope), 0.001))
+    rate = writer.op("div", writer.leaf("rate", np.full((6, 6), 0.01, np.float32)), root)
+    writer.end("param", writer.op("addcmul", w, mean, rate))
+    return writer.finish()
+
+
+def test_what_is_made_of_one_wrong_value_in_two_ways_does_not_acquit_it() -> None:
+    """The factor cancels: the weight is right whatever the scale."""
+    comparison = compare_graphs(moments(0.5), moments(0.7))
+    assert lines_of(comparison) == ["scale"]
+
+
+def energies(sign: float) -> Graph:
+    """Return what does not see a sign, which another operation makes, too, and what sees it."""
+    writer = Writer()
+    x = writer.leaf("x", X, "input")
+    writer.end("energy", writer.op("rsqrt", writer.at("energy").op("mul", x, x)))
+    signed = writer.at("sign").op("mul.scalar", x, sign)
+    writer.end("norm", writer.at("norm").op("mean", writer.op("square", signed), -1))
+    writer.end("out", writer.at("layer").op("tanh", signed))
+    return writer.finish()
+
+
+def test_an_operation_is_insensitive_though_another_one_makes_the_same_value() -> None:
+    assert lines_of(compare_graphs(energies(1.0), energies(-1.0))) == ["sign"]
+
+
 KEYS, QUERIES = (RANDOM.standard_normal((6, 6)).astype(np.float32) for _ in range(2))
 
 
