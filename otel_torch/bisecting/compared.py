@@ -381,7 +381,7 @@ class ComparedRank:
         self,
         fault: GraphFault,
         lines: tuple[Set[OperationLine], Set[OperationLine]],
-        count: int,
+        count: int | None,
     ) -> GraphFault:
         """Return a fault with the places in which it repeats, as `otel_torch.graph.cut` does. If
         not a helper is at fault but a line that calls it, other callers are no repetitions.

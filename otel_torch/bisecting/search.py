@@ -468,11 +468,13 @@ class _Search:
             trial = self._trials.make(compared, attempt)
             if trial.is_better or trial.is_harmless:
                 return trial, failed
-            further = _further(compared.leading, attempt)
-            if further is not None:
-                second = self._trials.make(compared, further)
-                if second.is_better:
-                    return second, failed
+            others = [_everywhere] if trial.breaks and trial.healed else []
+            for other in (*others, _further):
+                again = other(compared.leading, attempt)
+                if again is not None:
+                    second = self._trials.make(compared, again)
+                    if second.is_better:
+                        return second, failed
             failed.append(trial)
         if len(failed) > 1:
             trial = self._trials.make(compared, _together(attempts))
@@ -579,6 +581,24 @@ def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
             narrowed = replace(attempt, faults=(fault,), closeness=SOLE, suspects=suspects)
             return replace(trial, attempt=narrowed)
     return trial
+
+
+def _everywhere(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
+    """Return an attempt with a fault healed wherever its line runs, if there are more such places.
+
+    An optimizer may not see a factor that each step has: healed in one step, it breaks the next.
+    """
+    fault, *others = attempt.faults
+    if others or fault.begins_at_leaf or attempt.is_repeated:
+        return None
+    fault = rank.with_repetitions(fault, operation_lines(rank.comparison, fault), None)
+    cut = rank.cut(fault)
+    if cut is None:
+        return None
+    exchanges = rank.exchanges([cut])
+    if exchanges.keys() <= attempt.exchanges.keys():
+        return None
+    return Attempt((fault,), cut.closeness, exchanges, is_repeated=True)
 
 
 def _further(rank: ComparedRank, attempt: Attempt) -> Attempt | None:

@@ -285,14 +285,14 @@ def with_repetitions(
     comparison: GraphComparison,
     fault: GraphFault,
     lines: tuple[Set[OperationLine], Set[OperationLine]],
-    count: int,
+    count: int | None,
     may_repeat: tuple[Callable[[int], bool], Callable[[int], bool]],
 ) -> GraphFault:
     """Return a fault with the first places in which it and others repeat: layers do.
 
     Args:
         lines: Of each program, with which the repeated faults begin.
-        count: Of places in each program.
+        count: Of places in each program; None for all.
         may_repeat: Whether a node of each program may be such a place.
     """
     places = [
@@ -314,7 +314,7 @@ def with_repetitions(
     return replace(fault, reference=places[0], port=places[1])
 
 
-def _with_more(nodes: Sequence[int], repeated: Iterable[int], count: int) -> tuple[int, ...]:
+def _with_more(nodes: Sequence[int], repeated: Iterable[int], count: int | None) -> tuple[int, ...]:
     """Return the first nodes of a fault, filled up to a count with those that repeat them."""
     more = (node for node in repeated if node not in nodes)
     return tuple(islice(chain(nodes, more), count)) or tuple(nodes)
