@@ -468,11 +468,11 @@ class _Search:
             trial = self._trials.make(compared, attempt)
             if trial.is_better or trial.is_harmless:
                 return trial, failed
-            others = [_everywhere] if trial.breaks and trial.healed else []
-            for other in (*others, _further):
-                again = other(compared.leading, attempt)
-                if again is not None:
-                    second = self._trials.make(compared, again)
+            heals_and_breaks = trial.breaks and bool(trial.healed)
+            for extend in (_everywhere, _further) if heals_and_breaks else (_further,):
+                extended = extend(compared.leading, attempt)
+                if extended is not None:
+                    second = self._trials.make(compared, extended)
                     if second.is_better:
                         return second, failed
             failed.append(trial)
