@@ -583,13 +583,20 @@ def _narrowed(rank: ComparedRank, trial: Trial) -> Trial:
     return trial
 
 
+def _extensible(attempt: Attempt) -> GraphFault | None:
+    """Return the only fault of an attempt, unless it is a leaf or repeated already."""
+    fault, *others = attempt.faults
+    is_whole = bool(others) or fault.begins_at_leaf or attempt.is_repeated
+    return None if is_whole else fault
+
+
 def _everywhere(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
     """Return an attempt with a fault healed wherever its line runs, if there are more such places.
 
     An optimizer may not see a factor that each step has: healed in one step, it breaks the next.
     """
-    fault, *others = attempt.faults
-    if others or fault.begins_at_leaf or attempt.is_repeated:
+    fault = _extensible(attempt)
+    if fault is None:
         return None
     fault = rank.with_repetitions(fault, operation_lines(rank.comparison, fault), None)
     cut = rank.cut(fault)
@@ -607,8 +614,8 @@ def _further(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
     In a value next to it the axes may be in an order that cannot be told from those of the
     reference, or the programs may compute something else there.
     """
-    (fault, *others), tried = attempt.faults, frozenset(attempt.exchanges)
-    if others or fault.begins_at_leaf or attempt.is_repeated:
+    fault, tried = _extensible(attempt), frozenset(attempt.exchanges)
+    if fault is None:
         return None
     cut = rank.cut(fault, tried)
     if cut is None:

@@ -22,7 +22,7 @@ from otel_torch.graph.states import (
     WRONG,
     ComparedProgram,
     does_nothing,
-    is_moved,
+    is_given,
     made_from,
     moved_back,
 )
@@ -468,18 +468,8 @@ def _are_independent(program: ComparedProgram, doubt: Doubt, values: Iterable[in
     def is_doubted(value: int) -> bool:
         return value in doubt.tiers or value in doubt.cleared
 
-    computed = {
-        value
-        for value in values
-        if any(
-            program.maker[own] >= 0 and not is_moved(program, own)
-            for own in moved_back(program, [value])
-        )
-    }
-    ways = [
-        set(filter(is_doubted, made_from(program, [value], is_doubted)))
-        for value in filter(is_doubted, computed)
-    ]
+    computed = {value for value in values if is_doubted(value) and not is_given(program, value)}
+    ways = [set(filter(is_doubted, made_from(program, [value], is_doubted))) for value in computed]
     seen = Counter(value for way in ways for value in way)
     shared = {value for value, count in seen.items() if count > 1}
     return (

@@ -21,7 +21,7 @@ _next = itertools.islice(itertools.cycle(_ports), os.getpid() % EACH, None)
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on. A process repeats one only after a
+    """Return a port of 127.0.0.1 that nobody listens on. A process reuses a port only after a
     thousand others.
 
     Raises:
