@@ -67,6 +67,14 @@ class Bisection:
             return any(finding.port_line == fault.port_line for fault in self.faults)
         return any(finding.line == fault.line for fault in self.faults)
 
+    def withdraw(self, fault: Finding) -> None:
+        """Take a fault out of the answer."""
+        index = self.faults.index(fault)
+        del self.faults[index], self.operations[index]
+        reasons = {number: why for number, why in self.unproven.items() if number != index}
+        self.unproven = {number - (number > index): why for number, why in reasons.items()}
+        self.report.operations = next(iter(self.operations), ((), ()))
+
     def withdraw_proofs(self, reason: str) -> None:
         """Note why what seemed proven is not."""
         for index, fault in enumerate(self.faults):

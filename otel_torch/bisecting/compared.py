@@ -34,7 +34,13 @@ from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
-from otel_torch.graph.states import RIGHT, ComparedProgram, is_in_order, use_values_equally
+from otel_torch.graph.states import (
+    RIGHT,
+    ComparedProgram,
+    is_in_order,
+    made_with,
+    use_values_equally,
+)
 from otel_torch.parity.finding import CodeLine, Finding, Report
 from otel_torch.parity.operations.compare_operations import make_finding, report_comparison
 from otel_torch.parity.operations.labels import code_line
@@ -224,12 +230,14 @@ class ComparedRank:
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
         """Return whether a result of the port is right here and wrong in a trial, or wrong here and
-        far more so in a trial: what was put there does not belong there.
+        far more so in a trial: what was put there does not belong there. What was right within a
+        wide limit may be called wrong once less is wrong before it; only a larger error counts.
         """
         return any(
             before is not None
             and not after.is_right
-            and (before.is_right or after.error > JUMP * before.error)
+            and after.error
+            > (max(before.error, before.limit) if before.is_right else JUMP * before.error)
             for before, after in self._ends_beside(trial)
         )
 
@@ -243,7 +251,7 @@ class ComparedRank:
                 graph.values.sketch[[graph.ends[pair.port]]]
                 for graph, pair in zip(graphs, (before, after), strict=True)
             )
-            if not relative_distances(first, second)[0] <= before.limit:
+            if not relative_distances(first, second)[0] <= min(before.limit, after.limit):
                 return False
         return True
 
@@ -313,6 +321,14 @@ class ComparedRank:
         values = [self.values_of_port[key] for key in keys if key in self.values_of_port]
         moved = moved_from(self.comparison.programs[1], values)
         return set(map(self.port_key, moved))
+
+    def is_made_from(self, keys: Iterable[RankedKey], before: Iterable[RankedKey]) -> bool:
+        """Return whether the port makes any of some values from some others."""
+        values, others = (
+            {self.values_of_port[key] for key in own if key in self.values_of_port}
+            for own in (keys, before)
+        )
+        return bool(values & (made_with(self.comparison.programs[1], others) - others))
 
     def is_unrecorded(self, fault: GraphFault) -> bool:
         """Return whether a fault is in what came from steps that were not recorded."""

@@ -241,6 +241,8 @@ class _Search:
         self._is_bridged = False  # what unrecorded steps have made was exchanged: it has faults
         # what differs and seems not to matter, each with the comparison that it was found in
         self._harmless: list[tuple[ComparedRuns, Trial]] = []
+        # what was exchanged, in order, with the faults that this has added to the answer
+        self._healed: list[tuple[Attempt, list[Finding]]] = []
 
     def run(self) -> Bisection:
         if self.answer.verdict == "diverged":
@@ -282,6 +284,7 @@ class _Search:
             last, compared = trial.attempt, trial.compared
         if self._harmless:
             self._add_harmful(answer, compared, last)
+        compared = self._without_needless(answer, first, compared)
         answer.is_healed = compared.is_match and not self._is_hollow
         if first.leading.is_divided and not compared.is_match:
             answer.withdraw_proofs(_NOT_ALL)
@@ -317,6 +320,7 @@ class _Search:
         elif trial is not None:
             trial = _narrowed(leading, trial)
             self._accept(compared, trial)
+            known = len(answer.faults)
             proof = self._proof(trial)
             untested = next((own for own in failed if own.unfit), None)
             if proof != "proven" and untested is not None:
@@ -334,6 +338,7 @@ class _Search:
                 _add(answer, leading, fault, proof, reason, trial)
                 if proof == "proven":
                     self._stretches.append((leading.finding(fault).port_line, lines))
+            self._healed.append((trial.attempt, answer.faults[known:]))
         elif failed and any(own[0] in attempt.faults for attempt in attempts):
             unfit = failed[0].unfit
             fault = failed[0].attempt.faults[0]
@@ -367,6 +372,31 @@ class _Search:
                 _add(answer, leading, fault, "proven", None, trial)
                 return trial
         return None
+
+    def _without_needless(
+        self, answer: Bisection, first: ComparedRuns, compared: ComparedRuns
+    ) -> ComparedRuns:
+        """Take out of the answer what need not be exchanged since something before it is; return
+        the comparison without that.
+
+        Args:
+            first: Of the programs as they are.
+            compared: Of the port with all that was exchanged.
+        """
+        for index, (attempt, faults) in enumerate(self._healed):
+            later = [own for own, _ in self._healed[index + 1 :]]
+            kept = {key for own in later for key in own.exchanges}
+            needless = attempt.exchanges.keys() - kept
+            if not faults or not first.leading.is_made_from(needless, kept):
+                continue
+            trial = self._trials.make(compared, later[-1], without=needless)
+            if trial.breaks:
+                continue
+            self._trials.take_back(needless)
+            compared = trial.compared
+            for fault in faults:
+                answer.withdraw(fault)
+        return compared
 
     def _add_harmful(self, answer: Bisection, compared: ComparedRuns, last: Attempt) -> None:
         """Add what seemed not to matter, if it matters once all else is healed; else warn of it.

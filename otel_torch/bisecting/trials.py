@@ -122,6 +122,11 @@ class Trials:
         """Leave an exchange in place in all further trials."""
         self._good |= attempt.exchanges
 
+    def take_back(self, keys: Set[RankedKey]) -> None:
+        """Leave the port its own values in all further trials."""
+        for key in keys:
+            del self._good[key]
+
     def make(
         self, compared: ComparedRuns, attempt: Attempt, without: Set[RankedKey] = frozenset()
     ) -> Trial:
