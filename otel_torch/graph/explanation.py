@@ -185,10 +185,11 @@ def _compare_regions(
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
-    if not read[1] - read[0] and read[0] - read[1] - _read_elsewhere(port):
-        return Explanation("missing", _names(reference, _readers(reference, only[0], read[1])))
-    if not read[0] - read[1] and read[1] - read[0] - _read_elsewhere(reference):
-        return Explanation("extra", (), _names(port, _readers(port, only[1], read[0])))
+    known = read[0] | _read_elsewhere(reference), read[1] | _read_elsewhere(port)
+    if not read[1] - read[0] and read[0] - known[1]:
+        return Explanation("missing", _names(reference, _readers(reference, only[0], known[1])))
+    if not read[0] - read[1] and read[1] - known[0]:
+        return Explanation("extra", (), _names(port, _readers(port, only[1], known[0])))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
     if set(names[0]) == set(names[1]) or _compute_alike(programs, only, read):
@@ -260,7 +261,7 @@ def _read_elsewhere(program: ComparedProgram) -> set[int]:
 
 
 def _readers(program: ComparedProgram, nodes: list[int], known: set[int]) -> list[int]:
-    """Return the nodes that read a right value that the other side does not."""
+    """Return the nodes that read a right value other than the known ones."""
     chosen = [node for node in nodes if set(program.operands(node)) - known - {-1}]
     return chosen or nodes
 

@@ -26,6 +26,7 @@ from otel_torch.graph.error_model import (
     base_limits,
     legal_errors,
 )
+from otel_torch.graph.explanation import Explanation
 from otel_torch.graph.graph import AXIS_LAST, Graph, Rows
 from otel_torch.graph.unfold import unfold
 from tests.graph.writer import Writer
@@ -194,6 +195,24 @@ def test_exchanged_operands_are_named():
     (fault,) = compare_graphs(two_steps(0.5), two_steps(0.5, swap=True)).faults
     assert [place.nodes for place in fault.places] == [(3,), (3,)]
     assert fault.explanation.kind == "exchanged"
+
+
+def gradients(*, is_detached: bool) -> Graph:
+    """Return the gradients of a product behind a block with a residual, which may be detached."""
+    writer = Writer()
+    x, weight = writer.leaf("x", X, "input"), writer.leaf("w", W)
+    slope = writer.at("block").op("rms_norm", x, writer.leaf("gain", W[:1]), 1e-5)
+    if not is_detached:
+        slope = writer.op("add", slope, x)
+    turned = writer.at("product").op("transpose", slope, (1, 0))
+    writer.end("of_weight", writer.op("mm", turned, writer.op("tanh", x)))
+    writer.end("of_input", writer.op("mm", slope, weight))
+    return writer.finish()
+
+
+def test_what_is_left_out_is_what_reads_a_value_that_the_port_reads_nowhere_else():
+    comparison = compare_graphs(gradients(is_detached=False), gradients(is_detached=True))
+    assert comparison.faults[0].explanation == Explanation("missing", ("add",))
 
 
 def test_equal_programs_have_no_fault_and_no_wrong_value():
