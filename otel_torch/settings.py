@@ -643,7 +643,7 @@ class Settings:
         "off",
         "Record a graph from the first operation on, not from the first model: how weights are "
         "converted and inputs prepared, and programs that call no module. `otel-torch bisect` sets "
-        "it where a program calls none, or what enters a model differs.",
+        "it where a program calls none, or what a model starts with differs.",
     )
     exchange: str | None = _setting(
         "OTEL_TORCH_EXCHANGE",

@@ -37,6 +37,7 @@ from otel_torch.graph.error_model import is_coarse
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.read_graph import read_graph
 from otel_torch.parity.sides import Sides
+from otel_torch.recording.graph_values import PROGRAM
 
 Noise = Literal["auto", "on", "off"]
 
@@ -102,15 +103,7 @@ class RecordedPrograms:
         later = self._later(compared, tell)
         if later is not None:
             return later
-        if not self._is_made_before(compared.leading):
-            return compared
-        whole = self._attempt(
-            lambda: self._from_the_beginning("what enters a model differs", tell),
-            lambda whole: (
-                bool(whole.leading.comparison.faults) and not _begins_at_leaf(whole.leading)
-            ),
-        )
-        return compared if whole is None else whole
+        return self._prepared(compared, tell) or compared
 
     def _attempt(
         self, record: Callable[[], ComparedRuns], is_answer: Callable[[ComparedRuns], bool]
@@ -193,14 +186,21 @@ class RecordedPrograms:
             own |= {"graph_before": "on"} | settings
         return self._record_both("from its first operation on")
 
-    def _is_made_before(self, rank: ComparedRank) -> bool:
-        """Return whether what a program has prepared before its models run is or may be the first
-        fault: an input, a table or a constant. Parameters have names.
+    def _prepared(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
+        """Return the comparison of all from the first operation on, if what a program has prepared
+        before its models run is or may be the first fault, and is made by operations.
         """
         if self._options.steps is not None or self._options.is_one_program:
-            return False
-        kinds = _leaves_at_fault(rank)
-        return bool(kinds) and "parameter" not in kinds
+            return None
+        kinds = _leaves_at_fault(compared.leading)
+        if not kinds:
+            return None
+        # parameters have names: these say more than what is made of them
+        is_named = "parameter" in kinds
+        return self._attempt(
+            lambda: self._from_the_beginning("what a model starts with differs", tell),
+            lambda whole: _begins_at_operation(whole.leading, is_prepared=is_named),
+        )
 
     def by_rows(self) -> ComparedRuns:
         """Record both with the rows of their values, and compare; so do all further runs.
@@ -359,6 +359,20 @@ def first_apart(
 def _begins_at_leaf(rank: ComparedRank) -> bool:
     faults = rank.comparison.faults
     return bool(faults) and faults[0].begins_at_leaf
+
+
+def _begins_at_operation(rank: ComparedRank, *, is_prepared: bool) -> bool:
+    """Return whether the first fault is none of a leaf, if need be one before the models run."""
+    faults = rank.comparison.faults
+    if not faults or _begins_at_leaf(rank):
+        return False
+    places = zip(rank.comparison.graphs, faults[0].places, strict=True)
+    modules = {
+        graph.modules[graph.nodes.module[place.nodes[0]]]
+        for graph, place in places
+        if place is not None
+    }
+    return not is_prepared or any(module.startswith(f"{PROGRAM}:") for module in modules)
 
 
 def _leaves_at_fault(rank: ComparedRank) -> set[str]:

@@ -132,6 +132,25 @@ def test_what_prepares_an_input_is_named_instead_of_the_input(tmp_path: Path) ->
     assert line.startswith("frames = torch.linspace") and proof == "proven"
 
 
+# a weight that the reference normalizes in each call, and the port once, over AXES
+NORMALIZED = PREPARED + MODULES.replace(
+    "layers\n", "map(nn.utils.parametrizations.weight_norm, layers)\n"
+)
+FUSED = f"""{PREPARED}
+with torch.no_grad():
+    for layer in layers:
+        size = layer.weight.norm(dim=1, keepdim=True)
+        layer.weight.copy_(size * layer.weight / layer.weight.norm(dim=AXES, keepdim=True))
+{MODULES}"""
+
+
+def test_what_prepares_a_weight_is_named_instead_of_the_weight(tmp_path: Path) -> None:
+    reference, port, wrong = NORMALIZED, FUSED.replace("AXES", "1"), FUSED.replace("AXES", "0")
+    assert bisect(tmp_path / "legal", reference, port).verdict == "match"
+    line, _ = found(bisect(tmp_path / "wrong", reference, wrong))
+    assert line.startswith("layer.weight.copy_(")
+
+
 def doubled(port: str) -> str:
     """Return a port whose forwards get another tensor in the place of the first."""
     return port.replace("(self, rows)", "(self, twice, rows)").replace(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from otel_torch import torch_private
+from otel_torch.recording.graph_values import PROGRAM
 from otel_torch.sources.models.model import Model, ModuleSite
 from otel_torch.sources.modules import call_stack
 from otel_torch.sources.operations.program_values import memory_of
@@ -19,9 +20,6 @@ from otel_torch.sources.tensors.tensor_reader import RecordedCall
 from otel_torch.sources.tensors.values import argument_name, argument_names, walk_inputs
 
 UPDATE, BACKWARD, RECOMPUTE = "update", "backward", "recompute"
-
-# whose operations run before the first forward of a model
-PROGRAM = "program"
 
 
 # memory, offset and sizes
