@@ -8,7 +8,7 @@ last forward shows in nothing: there the last step tells.
 from __future__ import annotations
 
 from binascii import a2b_base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -98,7 +98,7 @@ def find_later_step(
         if error is None:  # other forwards: what follows cannot be paired by order
             return _every_step(programs, float(np.hypot(limit, JUMP * before)))
         if error > np.hypot(limit, JUMP * before):
-            needed = Sides(*(own.needed(index) for own in programs))
+            needed = _needed(programs, index)
             if _are_recorded(programs, needed):  # and match: the same place holds other tensors
                 return _every_step(programs, float(np.hypot(limit, JUMP * before)))
             is_last = False
@@ -117,6 +117,26 @@ def has_short_steps(paths: Sides[Sequence[Path]]) -> bool:
     """
     programs = paths.map(lambda own: _joined([_read(path) for path in own]))
     return isinstance(_every_step(programs, 0.0), LaterStep)
+
+
+def _needed(programs: Sides[_Program], index: int) -> Sides[set[_RecordedStep]]:
+    """Return the steps of both programs in which a tensor is made, and what may have made it wrong.
+
+    Each model counts its own steps, and one number selects those of all models: what is recorded of
+    one program for that is recorded of the other one as well.
+    """
+    indices = set[int]().union(*(own.before(index) for own in programs))
+    while True:
+        chosen = Sides(*(own.steps_of(indices) for own in programs))
+        more = {
+            place
+            for own, steps in zip(programs, chosen, strict=True)
+            for place, tensor in enumerate(own.tensors[: index + 1])
+            if tensor.step.step in {step.step for step in steps}
+        }
+        if more <= indices:
+            return chosen
+        indices |= more
 
 
 def _are_recorded(programs: Sides[_Program], steps: Sides[set[_RecordedStep]]) -> bool:
@@ -174,14 +194,28 @@ class _Program:
         """All steps with a forward."""
         return {tensor.step for tensor in self.tensors}
 
-    def needed(self, index: int) -> set[_RecordedStep]:
-        """Return the step of a tensor, and that of the forward before if it is an input."""
+    def steps_of(self, indices: Iterable[int]) -> set[_RecordedStep]:
+        """Return the steps of some tensors."""
+        return {self.tensors[index].step for index in indices}
+
+    def before(self, index: int) -> set[int]:
+        """Return the index of a tensor, that of the last one of the forward before, whose result
+        may enter it, and of the step before of the same model, which an optimizer may have changed.
+        """
         own = self.tensors[index]
-        if not own.is_input:
-            return {own.step}
         forward = own.step, own.call
-        before = (t for t in reversed(self.tensors[:index]) if (t.step, t.call) != forward)
-        return {own.step, next(before, own).step}
+        before = [
+            place
+            for place, tensor in enumerate(self.tensors[:index])
+            if (tensor.step, tensor.call) != forward
+        ]
+        earlier = [
+            place
+            for place in before
+            if self.tensors[place].step.model == own.step.model
+            and self.tensors[place].step != own.step
+        ]
+        return {index, *before[-1:], *earlier[-1:]}
 
 
 def _error(reference: _OutermostTensor, port: _OutermostTensor) -> float | None:

@@ -100,9 +100,7 @@ class RecordedPrograms:
             return self._from_the_beginning("a program calls no module", tell, steps=EVERY_STEP)
         if (whole := self._whole(compared, tell)) is not None:
             return whole
-        later = self._later(compared, tell)
-        if later is not None:
-            return later
+        compared = self._later(compared, tell) or compared
         return self._prepared(compared, tell) or compared
 
     def _attempt(
@@ -376,15 +374,29 @@ def _begins_at_operation(rank: ComparedRank, *, is_prepared: bool) -> bool:
 
 
 def _leaves_at_fault(rank: ComparedRank) -> set[str]:
-    """Return the kinds of the leaves that are the first fault, or may be instead of it."""
+    """Return the kinds of the leaves that are the first fault, may be instead of it, or are read in
+    the place of other values.
+    """
     graphs, faults = rank.comparison.graphs, rank.comparison.faults
     leaves: list[tuple[Graph, int]] = []
     if _begins_at_leaf(rank):
         places = zip(graphs, faults[0].places, strict=True)
         leaves = [(graph, place.leaf) for graph, place in places if place is not None]
-    elif faults and not rank.is_divided and (cut := rank.cut(faults[0])) is not None:
-        leaves = [(graphs[1], -1 - origin) for origin in cut.others if origin < 0]
-    return {graph.leaf_kinds[graph.values.leaf[leaf]] for graph, leaf in leaves if leaf != NOTHING}
+    elif faults and not rank.is_divided:
+        cut = rank.cut(faults[0])
+        others = () if cut is None else cut.others
+        leaves = [(graphs[1], -1 - origin) for origin in others if origin < 0]
+        for fault in faults:
+            own = fault.explanation
+            if own.kind == "operand":
+                leaves += [(graphs[0], value) for value in own.reference]
+                leaves += [(graphs[1], value) for value in own.port]
+    kinds = {
+        graph.leaf_kinds[kind]
+        for graph, leaf in leaves
+        if leaf != NOTHING and (kind := graph.values.leaf[leaf]) != NOTHING
+    }
+    return kinds
 
 
 def _is_unsure(rank: ComparedRank) -> bool:
