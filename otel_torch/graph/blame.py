@@ -56,8 +56,8 @@ class DoubtSource:
 # compare, combine, apply.
 TIERS = 4
 # How often what follows an acquitted source may be acquitted, too: the way through one formula that
-# is written otherwise. The longest that a corpus needs is 10 long; behind 14 only steps of an optimizer
-# are right, which see no more of a gradient than its sign.
+# is written otherwise. The longest that a corpus needs has 10 steps; behind 14 only an optimizer's
+# first step is right, which sees no more of a gradient than its sign.
 ROUNDS = 12
 # Bits of sources by how often doubt has faded on its way: the surest first.
 Tiers = tuple[int, ...]
