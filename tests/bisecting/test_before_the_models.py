@@ -151,6 +151,69 @@ def test_what_prepares_a_weight_is_named_instead_of_the_weight(tmp_path: Path) -
     assert line.startswith("layer.weight.copy_(")
 
 
+# a student and its teacher: each model counts its own steps, and an optimizer those of what it trains
+TAUGHT = f"""{PREPARED}
+import copy
+student = nn.Sequential(layers[0], nn.SiLU(), layers[1])
+teacher = copy.deepcopy(student).requires_grad_(False)
+OPTIMIZER
+for step in range(4):
+    with torch.no_grad():
+        goal = teacher(frames) + 1
+    loss = (student(frames) - goal).square().mean()
+    loss.backward()
+    rate = 0.1 if step < LONG else 0.02
+    UPDATE
+    for own, w in zip(teacher.parameters(), student.parameters()):
+        own.data.lerp_(w.data, 0.5)
+print(loss.item())
+"""
+BY_OPTIMIZER = TAUGHT.replace(
+    "OPTIMIZER", "optimizer = torch.optim.SGD(student.parameters(), lr=1)"
+).replace(
+    "UPDATE", "optimizer.param_groups[0]['lr'] = rate; optimizer.step(); optimizer.zero_grad()"
+)
+BY_LOOP = TAUGHT.replace("OPTIMIZER", "").replace(
+    "UPDATE",
+    """
+    for w in student.parameters():
+        w.data = w.data - w.grad * rate
+        w.grad = None""",
+)
+
+
+def test_an_update_that_shows_in_the_next_step_is_named(tmp_path: Path) -> None:
+    reference = BY_OPTIMIZER.replace("LONG", "2")
+    assert bisect(tmp_path / "legal", reference, BY_LOOP.replace("LONG", "2")).verdict == "match"
+    line, _ = found(bisect(tmp_path / "wrong", reference, BY_LOOP.replace("LONG", "1")))
+    assert line == "w.data = w.data - w.grad * rate"
+
+
+# steps of a sampler, whose times are made before the first call of the model
+SAMPLED = f"""{PREPARED}
+layers = nn.Linear(17, 24), nn.Linear(24, 16)
+{ENCODER.replace("RETURNED", MADE)}
+model, x = Encoder(), frames
+times = TIMES
+with torch.no_grad():
+    for step in range(3):
+        now, then = times[step], times[step + 1]
+        STEP
+    print(x.sum().item())
+"""
+BY_LENGTH = "length = then - now; x = x + length * model(torch.cat([x, now.expand(2, 5, 1)], -1))"
+BACKWARDS = "x = x - (now - then) * model(torch.cat([x, now.expand(2, 5, 1)], -1))"
+
+
+def test_what_makes_a_table_is_named_instead_of_what_reads_it(tmp_path: Path) -> None:
+    made = "1 / (1 + (1 / torch.linspace(1, 0, 4) - 1) RATIO 3)"
+    reference = SAMPLED.replace("STEP", BY_LENGTH).replace("TIMES", made.replace("RATIO", "/"))
+    port = SAMPLED.replace("STEP", BACKWARDS).replace("TIMES", made.replace("RATIO", "/"))
+    assert bisect(tmp_path / "legal", reference, port).verdict == "match"
+    line, _ = found(bisect(tmp_path / "wrong", reference, port.replace(") / 3", ") * 3")))
+    assert line.startswith("times = ")
+
+
 def doubled(port: str) -> str:
     """Return a port whose forwards get another tensor in the place of the first."""
     return port.replace("(self, rows)", "(self, twice, rows)").replace(
