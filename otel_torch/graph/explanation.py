@@ -177,8 +177,9 @@ def _compare_regions(
         for other in only[1]:
             if _read_the_same(programs, own, other):
                 simple = _compare_nodes(programs, own, other)
-                if simple is not None:
-                    is_first = all(map(_reads_right, programs, (own, other)))
+                is_first = all(map(_reads_right, programs, (own, other)))
+                # behind wrong values other arguments may be a legal way to write the same
+                if simple is not None and (is_first or simple.kind != "arguments"):
                     return replace(simple, nodes=(own, other)) if is_first else simple
     names = _names(reference, only[0]), _names(port, only[1])
     nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
