@@ -167,13 +167,11 @@ class _OutermostTensor(NamedTuple):
 
     Attributes:
         step, call: Of the forward.
-        is_input: Whether it enters.
         numel, sketch, norm: Of what each rank has of it.
     """
 
     step: _RecordedStep
     call: int
-    is_input: bool
     numel: Indices
     sketch: Floats
     norm: Floats
@@ -262,7 +260,6 @@ def _read(path: Path) -> _Program:
                 _OutermostTensor(
                     step,
                     row["call"],
-                    tensor.startswith("in"),
                     np.array([row["numel"]]),
                     sketch[None],
                     np.array([row["l2"]], np.float64),

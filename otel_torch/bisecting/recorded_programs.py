@@ -193,7 +193,7 @@ class RecordedPrograms:
         kinds = _leaves_at_fault(compared.leading)
         if not kinds:
             return None
-        # parameters have names: these say more than what is made of them
+        # a parameter has a name: only what has prepared it says more
         is_named = "parameter" in kinds
         return self._attempt(
             lambda: self._from_the_beginning("what a model starts with differs", tell),
