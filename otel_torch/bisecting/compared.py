@@ -234,10 +234,7 @@ class ComparedRank:
         wide limit may be called wrong once less is wrong before it; only a larger error counts.
         """
         return any(
-            before is not None
-            and not after.is_right
-            and after.error
-            > (max(before.error, before.limit) if before.is_right else JUMP * before.error)
+            before is not None and not after.is_right and after.error > _most_error(before)
             for before, after in self._ends_beside(trial)
         )
 
@@ -318,17 +315,18 @@ class ComparedRank:
 
     def moved_from(self, keys: Iterable[RankedKey]) -> set[RankedKey]:
         """Return values of the port, and what only rearranges them."""
-        values = [self.values_of_port[key] for key in keys if key in self.values_of_port]
-        moved = moved_from(self.comparison.programs[1], values)
+        moved = moved_from(self.comparison.programs[1], self._numbers_of(keys))
         return set(map(self.port_key, moved))
 
     def is_made_from(self, keys: Iterable[RankedKey], before: Iterable[RankedKey]) -> bool:
         """Return whether the port makes any of some values from some others."""
-        values, others = (
-            {self.values_of_port[key] for key in own if key in self.values_of_port}
-            for own in (keys, before)
-        )
-        return bool(values & (made_with(self.comparison.programs[1], others) - others))
+        others = self._numbers_of(before)
+        made = made_with(self.comparison.programs[1], others) - others
+        return not made.isdisjoint(self._numbers_of(keys))
+
+    def _numbers_of(self, keys: Iterable[RankedKey]) -> set[int]:
+        """Return the values of the port with some names, as far as it has them."""
+        return {self.values_of_port[key] for key in keys if key in self.values_of_port}
 
     def is_unrecorded(self, fault: GraphFault) -> bool:
         """Return whether a fault is in what came from steps that were not recorded."""
@@ -430,6 +428,11 @@ class ComparedRank:
             self.port_key(value): bool(program.state[value] == RIGHT)
             for value in program.is_informed.nonzero()[0].tolist()
         }
+
+
+def _most_error(end: EndPair) -> float:
+    """Return the error up to which an exchange has not made a result worse."""
+    return max(end.error, end.limit) if end.is_right else JUMP * end.error
 
 
 def _is_run_by(

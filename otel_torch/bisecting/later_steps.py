@@ -127,15 +127,13 @@ def _needed(programs: Sides[_Program], index: int) -> Sides[set[_RecordedStep]]:
     """
     indices = set[int]().union(*(own.before(index) for own in programs))
     while True:
-        chosen = Sides(*(own.steps_of(indices) for own in programs))
-        more = {
-            place
-            for own, steps in zip(programs, chosen, strict=True)
-            for place, tensor in enumerate(own.tensors[: index + 1])
-            if tensor.step.step in {step.step for step in steps}
-        }
+        steps = Sides(*(own.steps_of(indices) for own in programs))
+        more = set[int]()
+        for own, chosen in zip(programs, steps, strict=True):
+            numbers = {step.step for step in chosen}
+            more |= {i for i in range(index + 1) if own.tensors[i].step.step in numbers}
         if more <= indices:
-            return chosen
+            return steps
         indices |= more
 
 
@@ -200,20 +198,15 @@ class _Program:
         """Return the index of a tensor, that of the last one of the forward before, whose result
         may enter it, and of the step before of the same model, which an optimizer may have changed.
         """
-        own = self.tensors[index]
-        forward = own.step, own.call
-        before = [
-            place
-            for place, tensor in enumerate(self.tensors[:index])
-            if (tensor.step, tensor.call) != forward
-        ]
-        earlier = [
-            place
-            for place in before
-            if self.tensors[place].step.model == own.step.model
-            and self.tensors[place].step != own.step
-        ]
-        return {index, *before[-1:], *earlier[-1:]}
+        tensors, own = self.tensors, self.tensors[index]
+        earlier = range(index - 1, -1, -1)
+        forward = (i for i in earlier if (tensors[i].step, tensors[i].call) != (own.step, own.call))
+        step = (
+            i
+            for i in earlier
+            if tensors[i].step.model == own.step.model and tensors[i].step != own.step
+        )
+        return {index, next(forward, index), next(step, index)}
 
 
 def _error(reference: _OutermostTensor, port: _OutermostTensor) -> float | None:

@@ -360,17 +360,22 @@ def _begins_at_leaf(rank: ComparedRank) -> bool:
 
 
 def _begins_at_operation(rank: ComparedRank, *, is_prepared: bool) -> bool:
-    """Return whether the first fault is none of a leaf, if need be one before the models run."""
+    """Return whether the first fault begins at an operation.
+
+    Args:
+        is_prepared: Only at one that runs before any model does.
+    """
     faults = rank.comparison.faults
-    if not faults or _begins_at_leaf(rank):
+    if not faults or faults[0].begins_at_leaf:
         return False
+    if not is_prepared:
+        return True
     places = zip(rank.comparison.graphs, faults[0].places, strict=True)
-    modules = {
-        graph.modules[graph.nodes.module[place.nodes[0]]]
+    return any(
+        graph.modules[graph.nodes.module[place.nodes[0]]].startswith(f"{PROGRAM}:")
         for graph, place in places
         if place is not None
-    }
-    return not is_prepared or any(module.startswith(f"{PROGRAM}:") for module in modules)
+    )
 
 
 def _leaves_at_fault(rank: ComparedRank) -> set[str]:
@@ -391,12 +396,11 @@ def _leaves_at_fault(rank: ComparedRank) -> set[str]:
             if own.kind == "operand":
                 leaves += [(graphs[0], value) for value in own.reference]
                 leaves += [(graphs[1], value) for value in own.port]
-    kinds = {
+    return {
         graph.leaf_kinds[kind]
         for graph, leaf in leaves
         if leaf != NOTHING and (kind := graph.values.leaf[leaf]) != NOTHING
     }
-    return kinds
 
 
 def _is_unsure(rank: ComparedRank) -> bool:

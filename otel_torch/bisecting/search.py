@@ -384,12 +384,13 @@ class _Search:
             compared: Of the port with all that was exchanged.
         """
         for index, (attempt, faults) in enumerate(self._healed):
-            later = [own for own, _ in self._healed[index + 1 :]]
-            kept = {key for own in later for key in own.exchanges}
-            needless = attempt.exchanges.keys() - kept
-            if not faults or not first.leading.is_made_from(needless, kept):
+            later = self._healed[index + 1 :]
+            needless = attempt.exchanges.keys() - {key for own, _ in later for key in own.exchanges}
+            # a repetition of the same fault is none that could stand for it
+            others = [key for own, its in later if its for key in own.exchanges]
+            if not faults or not first.leading.is_made_from(needless, others):
                 continue
-            trial = self._trials.make(compared, later[-1], without=needless)
+            trial = self._trials.make(compared, later[-1][0], without=needless)
             if trial.breaks:
                 continue
             self._trials.take_back(needless)

@@ -177,20 +177,20 @@ def _compare_regions(
         for other in only[1]:
             if _read_the_same(programs, own, other):
                 simple = _compare_nodes(programs, own, other)
-                is_first = all(map(_reads_right, programs, (own, other)))
+                if simple is not None and all(map(_reads_right, programs, (own, other))):
+                    return replace(simple, nodes=(own, other))
                 # behind wrong values other arguments may be a legal way to write the same
-                if simple is not None and (is_first or simple.kind != "arguments"):
-                    return replace(simple, nodes=(own, other)) if is_first else simple
+                if simple is not None and simple.kind != "arguments":
+                    return simple
     names = _names(reference, only[0]), _names(port, only[1])
     nodes = [(p.graph.nodes, node) for p, side in zip(programs, only, strict=True) for node in side]
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
-    known = read[0] | _read_elsewhere(reference), read[1] | _read_elsewhere(port)
-    if not read[1] - read[0] and read[0] - known[1]:
-        return Explanation("missing", _names(reference, _readers(reference, only[0], known[1])))
-    if not read[0] - read[1] and read[1] - known[0]:
-        return Explanation("extra", (), _names(port, _readers(port, only[1], known[0])))
+    if read[1] < read[0] and (more := read[0] - read[1] - _read_elsewhere(port)):
+        return Explanation("missing", _names(reference, _readers(reference, only[0], more)))
+    if read[0] < read[1] and (more := read[1] - read[0] - _read_elsewhere(reference)):
+        return Explanation("extra", (), _names(port, _readers(port, only[1], more)))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
     if set(names[0]) == set(names[1]) or _compute_alike(programs, only, read):
@@ -261,9 +261,9 @@ def _read_elsewhere(program: ComparedProgram) -> set[int]:
     return _right_groups(program, sorted(makers))
 
 
-def _readers(program: ComparedProgram, nodes: list[int], known: set[int]) -> list[int]:
-    """Return the nodes that read a right value other than the known ones."""
-    chosen = [node for node in nodes if set(program.operands(node)) - known - {-1}]
+def _readers(program: ComparedProgram, nodes: list[int], groups: set[int]) -> list[int]:
+    """Return the nodes that read a right value of some groups; all if none does."""
+    chosen = [node for node in nodes if not groups.isdisjoint(program.operands(node))]
     return chosen or nodes
 
 

@@ -11,7 +11,7 @@ import torch
 
 ProgramLine = tuple[CodeType, int]
 
-# a variable that marks our stubs, which stand in for the program's code and are not part of it
+# marks our stubs: they stand in for the program's code and are not part of it
 STUB = "_otel_torch_own"
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

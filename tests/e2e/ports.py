@@ -21,8 +21,7 @@ _next = itertools.islice(itertools.cycle(_ports), os.getpid() % EACH, None)
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on. A process reuses a port only after a
-    thousand others.
+    """Return a free port on 127.0.0.1. A process reuses a port only after a thousand others.
 
     Raises:
         RuntimeError: all ports of this worker are taken.
