@@ -477,6 +477,13 @@ class ComparedRuns:
         is_alike = use_values_equally(comparison.programs) and is_in_order(comparison.programs[1])
         return self.needs_rows or not is_alike
 
+    def says_less_than(self, other: ComparedRuns) -> bool:
+        """Return whether another comparison of the programs finds faults, and more to be right."""
+        comparison = other.leading.comparison
+        return bool(comparison.faults) and (
+            self.leading.comparison.share_right < comparison.share_right
+        )
+
     @property
     def may_move_axes(self) -> bool:
         """Whether recording moved axes could tell more: the ends differ, or may, and some values

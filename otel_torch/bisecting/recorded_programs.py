@@ -107,8 +107,7 @@ class RecordedPrograms:
         self, record: Callable[[], ComparedRuns], is_answer: Callable[[ComparedRuns], bool]
     ) -> ComparedRuns | None:
         """Return a further comparison if it answers; else all runs are recorded as before."""
-        settings = {side: dict(own) for side, own in self._settings.items()}
-        noise, self._noise = self._noise, None
+        settings, noise, self._noise = self._settings_now(), self._noise, None
         with suppress(RunFailed):
             compared = record()
             if is_answer(compared):
@@ -200,17 +199,27 @@ class RecordedPrograms:
             lambda whole: _begins_at_operation(whole.leading, is_prepared=is_named),
         )
 
-    def by_rows(self) -> ComparedRuns:
-        """Record both with the rows of their values, and compare; so do all further runs.
+    def by_rows(
+        self, is_answer: Callable[[ComparedRuns], bool] = lambda compared: True
+    ) -> ComparedRuns:
+        """Record both with the rows of their values, and compare; so do all further runs, if that
+        answers.
 
         What prepares tokens for other batches is another program: it is left out, and a weight is
         no result of it.
         """
+        before, noise = self._settings_now(), self._noise
         self._noise = None
         if not self._calls_nothing:
             for settings in self._settings.values():
                 settings.pop("graph_before", None)
-        return self._with_noise(self.compare(*self._by_rows()))
+        compared = self._with_noise(self.compare(*self._by_rows()))
+        if not is_answer(compared):
+            self._settings, self._noise = before, noise
+        return compared
+
+    def _settings_now(self) -> dict[SideName, dict[str, str]]:
+        return {side: dict(own) for side, own in self._settings.items()}
 
     def record(self, side: SideName, why: str, **settings: str) -> ProgramRun:
         """Run one of them. Raises RunFailed if it does not end well, or records nothing."""

@@ -151,19 +151,27 @@ def _bisect(
     recorded: RecordedPrograms,
     search: Callable[[ComparedRuns], Bisection],
 ) -> tuple[Bisection, ComparedRuns]:
-    """Return the answer by what programs return, and the comparison that it is of."""
+    """Return the answer by what programs return, and the comparison that it is of: by rows, where
+    nothing can be proven of whole values, and rows say more.
+    """
+    by_rows: ComparedRuns | None = None
+    if compared.may_share_rows and not _may_prove(compared.leading):
+        by_rows = recorded.by_rows(compared.says_less_than)
+        if compared.says_less_than(by_rows):
+            return search(by_rows), by_rows
     answer = search(compared)
     is_healed_by_several = answer.is_healed and len(answer.faults) > 1
     if not answer.faults or answer.begins_proven or is_healed_by_several:
         return answer, compared
-    if not compared.may_share_rows:
+    if by_rows is not None and by_rows.leading.comparison.faults:
         return answer, compared
     faults = compared.leading.comparison.faults
     is_resized = answer.is_healed and any(map(compared.leading.is_input_of_another_size, faults))
-    by_rows = recorded.by_rows()
+    if by_rows is None and compared.may_share_rows:
+        by_rows = recorded.by_rows()
     # rows tell nothing of an order: what is in another one looks right; but where an input of
     # another size is all that differs, that its rows are right is the answer
-    if bool(by_rows.leading.comparison.faults) == is_resized:
+    if by_rows is None or bool(by_rows.leading.comparison.faults) == is_resized:
         return answer, compared
     second = search(by_rows)
     if is_resized:
@@ -171,6 +179,12 @@ def _bisect(
     else:
         is_better = second.begins_proven or not answer.is_healed
     return (second, by_rows) if is_better else (answer, compared)
+
+
+def _may_prove(rank: ComparedRank) -> bool:
+    """Return whether there is a fault behind which a value may be exchanged that proves it."""
+    cuts = map(rank.cut, filter(rank.is_open, rank.comparison.faults))
+    return any(cut is not None and cut.closeness > FAR for cut in cuts)
 
 
 def _with_printed(
@@ -351,7 +365,7 @@ class _Search:
         """Add a fault that others have hidden; return the trial that heals it, if any does.
 
         Right values enter it, wrong ones leave it, and what was made of these was exchanged: what
-        the port itself computes there has to be less wrong then.
+        the port itself computes there has to be less wrong then, and the results have to notice.
         """
         leading = compared.leading
         for fault in leading.comparison.faults:
@@ -365,13 +379,27 @@ class _Search:
             if cut.closeness < SOLE or self._trials.has_exchanged(exchanges.keys()):
                 continue
             self._tried.add(place)
-            trial = self._trials.make(compared, Attempt((fault,), SOLE, exchanges))
+            attempt = Attempt((fault,), SOLE, exchanges)
+            trial = self._trials.make(compared, attempt)
             after = trial.compared.of_rank(leading.rank)
-            if trial.healed and trial.unfit is None and leading.is_lessened_by(after):
+            is_healing = trial.healed and trial.unfit is None and leading.is_lessened_by(after)
+            if is_healing and self._matters(compared, attempt):
                 self._accept(compared, trial)
                 _add(answer, leading, fault, "proven", None, trial)
                 return trial
         return None
+
+    def _matters(self, compared: ComparedRuns, attempt: Attempt) -> bool:
+        """Return whether an exchange changes a result of the port that gets nothing else behind it:
+        what paddings become is wrong, and nobody reads it.
+        """
+        own = attempt.exchanges.keys()
+        first = self._compared.leading
+        behind = {key for key in self._trials.exchanged if first.is_made_from([key], own)}
+        before = self._trials.make(compared, attempt, without=behind | own)
+        after = self._trials.make(compared, attempt, without=behind)
+        ranks = [before.compared.of_rank(rank.rank) for rank in compared.ranks]
+        return not all(rank.returns_the_same(after.compared.of_rank(rank.rank)) for rank in ranks)
 
     def _without_needless(
         self, answer: Bisection, first: ComparedRuns, compared: ComparedRuns

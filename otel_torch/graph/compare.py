@@ -159,6 +159,11 @@ class GraphComparison:
         return _count(self.programs[0]), _count(self.programs[1])
 
     @property
+    def share_right(self) -> float:
+        """How many of the values of both programs are right, from 0 to 1."""
+        return float((np.concatenate(self.states) == RIGHT).mean())
+
+    @property
     def is_match(self) -> bool:
         """Whether all ends are right."""
         return all(pair.is_right for pair in self.ends)

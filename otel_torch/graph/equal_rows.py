@@ -7,6 +7,7 @@ stays what it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,10 @@ from otel_torch.graph.graph import NOTHING, Flags, Floats, Graph, Indices, RowSk
 
 # How likely two rows may be equal by chance: a program has up to a million.
 _CHANCE = 1e-9
+# Directions by which equal rows are looked for: each takes a sort.
+_DIRECTIONS = 4
+# What a product of two rows may be off by its own arithmetic, relative to their sizes.
+_ROUNDOFF = 1e-14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,10 +162,7 @@ def _most_limit(width: int) -> float:
 
 
 def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Floats]:
-    """Return the nearest equal row among others of each row, and its error; NOTHING where none is.
-
-    Two norms differ by no more than the distance.
-    """
+    """Return the nearest equal row among others of each, and its error; NOTHING where none is."""
     partners = np.full(len(rows.norm), NOTHING, np.int64)
     errors = np.full(len(rows.norm), np.inf)
     most = _most_limit(rows.content.shape[1])
@@ -168,12 +170,8 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
     scale = np.floor(np.log10(np.maximum(others.limit, np.finfo(float).tiny)))
     for level in np.unique(scale):
         alike = np.flatnonzero(scale == level)
-        norm, limit = others.norm[alike], others.limit[alike]
-        span = np.minimum(np.hypot(rows.limit, limit.max()), most) * 1.01
-        starts = np.searchsorted(norm, rows.norm * (1 - span))
-        ends = np.searchsorted(norm, rows.norm / (1 - span), side="right")
-        for own, place in in_windows(starts, ends):
-            other = alike[place]
+        span = np.minimum(np.hypot(rows.limit, others.limit[alike].max()), most) * 1.01
+        for own, other in _candidates(rows, others, alike, span):
             distance = relative_distances(rows.content[own], others.content[other])
             is_equal = distance <= np.hypot(rows.limit[own], others.limit[other])
             own, other, distance = own[is_equal], other[is_equal], distance[is_equal]
@@ -183,3 +181,45 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
             own, other, distance = own[is_nearer], other[is_nearer], distance[is_nearer]
             partners[own], errors[own] = other, distance
     return partners, errors
+
+
+def _candidates(
+    rows: _DistinctRows, others: _DistinctRows, alike: Indices, span: Floats
+) -> Iterator[tuple[Indices, Indices]]:
+    """Yield pairs of rows and others whose relative distance may be within the span of the row.
+
+    Two norms, and two products with one direction, differ by no more than the distance. What a
+    norm makes has one size, but spreads along some direction: each row goes by the number of which
+    it has the fewest candidates.
+
+    Args:
+        alike: The others that are looked through.
+    """
+    most = (rows.norm * (span / (1 - span) + _ROUNDOFF))[:, None]
+    directions = _directions(others.content[alike])
+    own = np.column_stack([rows.norm, rows.content @ directions])
+    other = np.column_stack([others.norm[alike], others.content[alike] @ directions])
+    order = np.argsort(other, axis=0, kind="stable")
+    starts, ends = np.empty(own.shape, np.int64), np.empty(own.shape, np.int64)
+    for column, place in enumerate(order.T):
+        number = other[place, column]
+        starts[:, column] = np.searchsorted(number, (own - most)[:, column])
+        ends[:, column] = np.searchsorted(number, (own + most)[:, column], side="right")
+    fewest = (ends - starts).argmin(axis=1)
+    for column, place in enumerate(order.T):
+        chosen = np.flatnonzero(fewest == column)
+        for row, position in in_windows(starts[chosen, column], ends[chosen, column]):
+            pair = chosen[row], place[position]
+            for number in range(own.shape[1]):
+                apart = np.abs(own[pair[0], number] - other[pair[1], number])
+                is_near = apart <= most[pair[0], 0]
+                pair = pair[0][is_near], pair[1][is_near]
+            yield pair[0], alike[pair[1]]
+
+
+def _directions(content: Floats) -> Floats:
+    """Return directions along which rows spread most, shape (width, directions)."""
+    unit = content / sketch_norms(content)[:, None]
+    _, vectors = np.linalg.eigh(unit.T @ unit)
+    directions: Floats = vectors[:, -_DIRECTIONS:]
+    return directions
