@@ -24,6 +24,7 @@ from otel_torch.graph.cut import (
     counterparts_of,
     find_cut,
     moved_from,
+    operation_line,
     origin_of,
     with_repetitions,
 )
@@ -31,6 +32,7 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import EndPair, values_of_ends
 from otel_torch.graph.error_model import JUMP
 from otel_torch.graph.exchanged import makes_wrong
+from otel_torch.graph.explanation import Explanation
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
@@ -38,6 +40,8 @@ from otel_torch.graph.states import (
     RIGHT,
     ComparedProgram,
     is_in_order,
+    is_open,
+    made_from,
     made_with,
     use_values_equally,
 )
@@ -274,10 +278,15 @@ class ComparedRank:
         }
 
     def _ends_beside(self, trial: ComparedRank) -> Iterator[tuple[EndPair | None, EndPair]]:
-        """Yield each end of a trial, after the same end here, if any."""
-        before = {pair.reference: pair for pair in self.comparison.ends}
+        """Yield each end of a trial, after the same end here, if any: of an end of the reference
+        beside which several of the port's are compared, the same of these.
+        """
+        ends = self.comparison.ends
+        before = {pair.reference: pair for pair in ends}
+        beside = {(pair.reference, pair.port): pair for pair in ends}
         for after in trial.comparison.ends:
-            yield before.get(after.reference), after
+            own = before.get(after.reference)
+            yield beside.get((after.reference, after.port), own), after
 
     def is_open(self, fault: GraphFault) -> bool:
         """Return whether a fault still makes an end wrong, though values were exchanged."""
@@ -411,6 +420,21 @@ class ComparedRank:
             )
         )
         return with_repetitions(self.comparison, fault, lines, count, (first, second))
+
+    def repetitions_before(
+        self, keys: Iterable[RankedKey], lines: Set[OperationLine], count: int
+    ) -> GraphFault | None:
+        """Return the first places of some lines of the port, as a fault, of what makes some values
+        wrong; None where none does.
+        """
+        program = self.comparison.programs[1]
+        wrong = made_from(program, self._numbers_of(keys), partial(is_open, program))
+        nodes = {program.maker[value] for value in wrong if is_open(program, value)} - {NOTHING}
+        repeated = sorted(node for node in nodes if operation_line(program, node) in lines)
+        if not repeated:
+            return None
+        place = FaultPlace(tuple(repeated[:count]), NOTHING, ())
+        return GraphFault(None, place, None, 0.0, False, Explanation("other"))
 
     def results(self, fault: GraphFault) -> frozenset[RankedKey]:
         """Return what the port computes from what a fault begins with."""

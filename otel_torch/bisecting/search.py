@@ -8,7 +8,7 @@ right, the fault was there; what is still wrong behind it is the next one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
@@ -327,7 +327,8 @@ class _Search:
                 -attempt.closeness,
             )
         )
-        trial, failed = self._first_better(compared, attempts[:_TRIES])
+        attempts = list(self._with_known_first(leading, attempts[:_TRIES]))
+        trial, failed = self._first_better(compared, attempts)
         if trial is not None and trial.is_harmless:
             self._trials.accept(trial.attempt)
             self._harmless.append((compared, trial))
@@ -360,6 +361,23 @@ class _Search:
         elif own:  # what cannot be tried is not refuted by others that fail
             _add(answer, leading, own[0], None, _NO_MEETING)
         return trial
+
+    def _with_known_first(
+        self, rank: ComparedRank, attempts: Sequence[Attempt]
+    ) -> Iterator[Attempt]:
+        """Yield attempts, each after the known faults in later layers that it would heal as well:
+        of what these make wrong it may be no cause.
+        """
+        for attempt in attempts:
+            if not attempt.is_repeated:
+                keys = attempt.exchanges.keys()
+                known = rank.repetitions_before(keys, self._healed_lines[1], self._healed_places)
+                cut = None if known is None else rank.cut(known)
+                if known is not None and cut is not None:
+                    exchanges = rank.exchanges([cut])
+                    if exchanges.keys() != keys:
+                        yield Attempt((known,), cut.closeness, exchanges, is_repeated=True)
+            yield attempt
 
     def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
         """Add a fault that others have hidden; return the trial that heals it, if any does.

@@ -268,13 +268,14 @@ def operation_lines(
     first, second = (
         set()
         if place is None or place.leaf != NOTHING
-        else {_operation_line(program, place.nodes[0])}
+        else {operation_line(program, place.nodes[0])}
         for program, place in zip(comparison.programs, fault.places, strict=True)
     )
     return first, second
 
 
-def _operation_line(program: ComparedProgram, node: int) -> OperationLine:
+def operation_line(program: ComparedProgram, node: int) -> OperationLine:
+    """Return the operation of a node, and its line."""
     graph = program.graph
     line = int(graph.nodes.line[node])
     operation = graph.operations[graph.nodes.operation[node]]
@@ -325,7 +326,7 @@ def _repeats(
 ) -> Iterator[int]:
     """Yield the nodes of some lines and operations that make any of some values."""
     for node, makes in enumerate(program.makes):
-        if not values.isdisjoint(makes) and _operation_line(program, node) in lines:
+        if not values.isdisjoint(makes) and operation_line(program, node) in lines:
             yield node
 
 

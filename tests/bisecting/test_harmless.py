@@ -29,6 +29,33 @@ def test_paddings_that_count_for_nothing_are_no_fault_and_hide_none() -> None:
     assert "changes nothing that the port returns" in " ".join(answer.report.warnings)
 
 
+QUERIES, KEYS = WEIGHTS.flip(0), WEIGHTS.flip(1)
+
+
+def attended(x: Tensor, mask: Tensor) -> Tensor:
+    for _ in range(2):
+        q, k = (x @ QUERIES).tanh(), (x @ KEYS).tanh()
+        scores = (q @ k.mT).masked_fill(~mask[:, None], -30.0)
+        x = x + scores.softmax(-1) @ x @ WEIGHTS
+    return (x * mask[..., None]).sum(1)
+
+
+def test_a_mask_of_paddings_behind_a_fault_is_no_fault() -> None:
+    def port(x: Tensor, mask: Tensor) -> Tensor:
+        itself = torch.eye(6, dtype=torch.bool) & ~mask[..., None]
+        for _ in range(2):
+            q, k = (x @ QUERIES * 1.1).tanh(), (x @ KEYS).tanh()
+            seen = mask[:, None].expand(2, 6, 6) & mask[..., None] | itself
+            scores = (q @ k.mT).masked_fill(~seen, -30.0)
+            x = x + scores.softmax(-1) @ x @ WEIGHTS
+        return (x * mask[..., None]).sum(1)
+
+    answer = otel_torch.bisect(attended, port, (X, MASK))
+    (finding,) = answer.faults
+    assert "QUERIES * 1.1" in finding.port_line.text
+    assert finding.proof == "proven" and answer.is_healed
+
+
 def gated(x: Tensor) -> Tensor:
     gate = (x.abs() @ GATE).relu()
     return (x @ WEIGHTS).tanh() @ WEIGHTS * gate

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from otel_torch.graph import equal_rows
 from otel_torch.graph.builder import GraphBuilder
+from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
+from otel_torch.graph.error_model import DEVIATIONS
 from otel_torch.graph.graph import NOTHING, Graph
 
 RANDOM = np.random.default_rng(0)
@@ -73,3 +76,30 @@ def test_one_program_may_have_tokens_that_the_other_never_had() -> None:
 
 def test_a_value_without_any_row_of_the_other_program_is_not_all_there() -> None:
     assert find(graph_of(-TOKENS), graph_of(TOKENS)).are_all(np.array([True])).tolist() == [False]
+
+
+@pytest.mark.parametrize("has_one_size", [False, True])
+def test_no_equal_row_is_passed_over(has_one_size: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = RANDOM.standard_normal((400, 8)) * RANDOM.lognormal(size=(400, 1))
+    if has_one_size:  # as a norm leaves them
+        theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
+    off = RANDOM.standard_normal((400, 8)) * 10.0 ** RANDOM.uniform(-9, -1, (400, 1))
+    own = theirs + off * np.linalg.norm(theirs, axis=1, keepdims=True)
+    measured: list[int] = []
+
+    def count(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        measured.append(len(first))
+        return relative_distances(first, second)
+
+    monkeypatch.setattr(equal_rows, "relative_distances", count)
+    found = find(graph_of(*own[:, None]), graph_of(theirs), 1e-4)
+    # the error of a value is spread over its rows
+    sizes = np.linalg.norm(theirs, axis=1)
+    shares = np.maximum(np.sqrt((sizes**2).mean()) / sizes, 1)
+    limits = (1 + DEVIATIONS / 4) * 1e-4 * np.hypot(1, shares)
+    distances = np.stack([relative_distances(np.tile(row, (400, 1)), theirs) for row in own])
+    expected = (distances <= limits).any(axis=1)
+    assert ((found.unmatched == 0) == expected).all()
+    assert (found.partner[found.unmatched == 0] == 0).all()
+    assert 0.2 < expected.mean() < 0.9
+    assert sum(measured) < 2 * 400  # of 160,000 pairs
