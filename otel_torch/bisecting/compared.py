@@ -28,7 +28,7 @@ from otel_torch.graph.cut import (
     origin_of,
     with_repetitions,
 )
-from otel_torch.graph.distances import relative_distances
+from otel_torch.graph.distances import most_of_estimate, relative_distances
 from otel_torch.graph.ends import EndPair, values_of_ends
 from otel_torch.graph.error_model import JUMP
 from otel_torch.graph.exchanged import makes_wrong
@@ -252,7 +252,8 @@ class ComparedRank:
                 graph.values.sketch[[graph.ends[pair.port]]]
                 for graph, pair in zip(graphs, (before, after), strict=True)
             )
-            if not relative_distances(first, second)[0] <= min(before.limit, after.limit):
+            limit = min(before.limit, after.limit) * most_of_estimate(first.shape[1])
+            if not relative_distances(first, second)[0] <= limit:
                 return False
         return True
 
@@ -327,11 +328,10 @@ class ComparedRank:
         moved = moved_from(self.comparison.programs[1], self._numbers_of(keys))
         return set(map(self.port_key, moved))
 
-    def is_made_from(self, keys: Iterable[RankedKey], before: Iterable[RankedKey]) -> bool:
-        """Return whether the port makes any of some values from some others."""
+    def are_made_from(self, keys: Iterable[RankedKey], before: Iterable[RankedKey]) -> bool:
+        """Return whether the port makes each of some values from some others."""
         others = self._numbers_of(before)
-        made = made_with(self.comparison.programs[1], others) - others
-        return not made.isdisjoint(self._numbers_of(keys))
+        return self._numbers_of(keys) <= made_with(self.comparison.programs[1], others) - others
 
     def _numbers_of(self, keys: Iterable[RankedKey]) -> set[int]:
         """Return the values of the port with some names, as far as it has them."""

@@ -413,7 +413,7 @@ class _Search:
         """
         own = attempt.exchanges.keys()
         first = self._compared.leading
-        behind = {key for key in self._trials.exchanged if first.is_made_from([key], own)}
+        behind = {key for key in self._trials.exchanged if first.are_made_from([key], own)}
         before = self._trials.make(compared, attempt, without=behind | own)
         after = self._trials.make(compared, attempt, without=behind)
         ranks = [before.compared.of_rank(rank.rank) for rank in compared.ranks]
@@ -434,7 +434,7 @@ class _Search:
             needless = attempt.exchanges.keys() - {key for own, _ in later for key in own.exchanges}
             # a repetition of the same fault is none that could stand for it
             others = [key for own, its in later if its for key in own.exchanges]
-            if not faults or not first.leading.is_made_from(needless, others):
+            if not faults or not first.leading.are_made_from(needless, others):
                 continue
             trial = self._trials.make(compared, later[-1][0], without=needless)
             if trial.breaks:

@@ -5,6 +5,7 @@ Equal sketches are found first, by their bytes; of others only pairs of near num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from otel_torch.graph.graph import Floats, Indices
 # pairs whose distances are computed at a time, 128 MB of sketches, and values in which equal spaces
 # are looked for: a bound on memory and on time only
 PAIRS_AT_ONCE = 1 << 17
+# how many standard deviations an estimated distance may be off, or the mean of many roundings
+DEVIATIONS = 4.0
 
 
 def sketch_norms(sketches: Floats) -> Floats:
@@ -49,6 +52,15 @@ def relative_distances(reference: Floats, port: Floats) -> Floats:
         distance = sketch_norms(reference - port)
         norm = np.maximum(sketch_norms(reference), sketch_norms(port))
         return np.where(distance == 0, 0.0, distance / np.where(norm > 0, norm, 1.0))
+
+
+def most_of_estimate(width: int) -> float:
+    """Return how many times a distance a sketch of some width may say it is.
+
+    >>> round(most_of_estimate(32), 2)
+    1.5
+    """
+    return 1 + DEVIATIONS / math.sqrt(2 * width)
 
 
 def in_windows(starts: Indices, ends: Indices) -> Iterator[tuple[Indices, Indices]]:

@@ -6,14 +6,18 @@ stays what it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.graph.distances import distinct, in_windows, relative_distances, sketch_norms
-from otel_torch.graph.error_model import DEVIATIONS
+from otel_torch.graph.distances import (
+    distinct,
+    in_windows,
+    most_of_estimate,
+    relative_distances,
+    sketch_norms,
+)
 from otel_torch.graph.graph import NOTHING, Flags, Floats, Graph, Indices, RowSketches
 
 # How likely two rows may be equal by chance: a program has up to a million.
@@ -139,7 +143,7 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     squares = np.add.reduceat(norms**2, starts) if len(starts) else norms
     usual = np.repeat(np.sqrt(squares / np.maximum(counts, 1)), counts)
     width = content.shape[1]
-    slack = 1 + DEVIATIONS / math.sqrt(2 * width)
+    slack = most_of_estimate(width)
     with np.errstate(all="ignore"):
         limit = slack * limits[owner] * np.maximum(usual / norms, 1.0)
     is_some = (norms > 0) & np.isfinite(norms) & (limit < _most_limit(width))

@@ -21,9 +21,9 @@ from otel_torch.graph.contents import (
     equal_pairs,
     same_kind,
 )
-from otel_torch.graph.distances import PAIRS_AT_ONCE, in_windows, sketch_norms
+from otel_torch.graph.distances import DEVIATIONS, PAIRS_AT_ONCE, in_windows, sketch_norms
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
-from otel_torch.graph.error_model import DEVIATIONS, SKETCH_ROUNDOFF, STATISTICS_ERROR
+from otel_torch.graph.error_model import SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.further_rows import may_be_further
 from otel_torch.graph.graph import (
     AXIS_LAST,

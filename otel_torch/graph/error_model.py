@@ -24,9 +24,6 @@ COARSE_ROUNDINGS, FLOAT32_ROUNDOFF = 1.5, 2.0**-24
 # How many times its error under noise a right value may be off: two draws of one distribution
 # (1.4 of its size) with the 9 % of a sketch's estimate, in all values of a recording at once.
 NOISE_FACTOR = 3.0
-# How many standard deviations the mean of many rounding errors may be off, or a distance that is
-# estimated.
-DEVIATIONS = 4.0
 # An operation that multiplies the error of what it reads by more than this is doubtful, although
 # its result is still within the limit of its depth.
 JUMP = 16.0

@@ -5,9 +5,8 @@ import pytest
 
 from otel_torch.graph import equal_rows
 from otel_torch.graph.builder import GraphBuilder
-from otel_torch.graph.distances import relative_distances
+from otel_torch.graph.distances import most_of_estimate, relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
-from otel_torch.graph.error_model import DEVIATIONS
 from otel_torch.graph.graph import NOTHING, Graph
 
 RANDOM = np.random.default_rng(0)
@@ -96,7 +95,7 @@ def test_no_equal_row_is_passed_over(has_one_size: bool, monkeypatch: pytest.Mon
     # the error of a value is spread over its rows
     sizes = np.linalg.norm(theirs, axis=1)
     shares = np.maximum(np.sqrt((sizes**2).mean()) / sizes, 1)
-    limits = (1 + DEVIATIONS / 4) * 1e-4 * np.hypot(1, shares)
+    limits = most_of_estimate(8) * 1e-4 * np.hypot(1, shares)
     distances = np.stack([relative_distances(np.tile(row, (400, 1)), theirs) for row in own])
     expected = (distances <= limits).any(axis=1)
     assert ((found.unmatched == 0) == expected).all()

@@ -60,18 +60,18 @@ class RecordedProgram:
 
     def is_small(self, value: int) -> bool:
         """Return whether a value has too few elements to tell one place from another."""
-        size = self._size(value)
+        size = self.size(value)
         return size is not None and size < LEAST_NUMEL
 
     def sums_up(self, node: int, numbers: Sequence[int]) -> bool:
         """Return whether a node makes a few numbers of many."""
-        most = max((self._size(value) or 0 for value in self.reads[node]), default=0)
+        most = max((self.size(value) or 0 for value in self.reads[node]), default=0)
         return all(
-            self.is_small(value) or (self._size(value) or most) <= min(_FEW, most // _TIMES)
+            self.is_small(value) or (self.size(value) or most) <= min(_FEW, most // _TIMES)
             for value in numbers
         )
 
-    def _size(self, value: int) -> int | None:
+    def size(self, value: int) -> int | None:
         """Return how many elements a value has, if that is known."""
         shape = self.values[value][0].get("shape") if value in self.values else None
         return None if shape is None else math.prod(shape)
@@ -104,7 +104,7 @@ def ends_of(program: RecordedProgram) -> Iterator[ProgramEnd]:
     trained = list(_ends_of_training(program))
     before = _ancestors(program, [end.value for end in trained])
     returned = [
-        ProgramEnd(str(row["end"]), row["value"], row["value"] in before)
+        ProgramEnd(str(row["end"]), row["value"], _is_among(program, row["value"], before))
         for row in program.ends
         if row.get("phase") != _UPDATE
     ]
@@ -189,6 +189,21 @@ def _ancestors(program: RecordedProgram, values: Sequence[int]) -> set[int]:
         if not wanted.isdisjoint(made[node]):
             wanted.update(program.reads[node])
     return wanted
+
+
+def _is_among(program: RecordedProgram, value: int, values: Collection[int]) -> bool:
+    """Return whether a value, or what it is a view of as a whole, is among some: logits are a view
+    of a product of matrices, and a loss makes that one flat again.
+    """
+    while value not in values:
+        node = program.maker(value)
+        if node == NOTHING or not program.nodes[node].get("moves"):
+            return False
+        read = program.reads[node]
+        if len(read) != 1 or program.size(read[0]) != program.size(value):
+            return False
+        value = read[0]
+    return True
 
 
 def _by_maker(program: RecordedProgram) -> defaultdict[int, list[int]]:
