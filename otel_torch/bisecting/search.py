@@ -155,13 +155,13 @@ def _bisect(
     nothing can be proven of whole values, and rows say more.
     """
     by_rows: ComparedRuns | None = None
-    if compared.may_share_rows and not _may_prove(compared.leading):
+    is_open = bool(compared.leading.comparison.faults)
+    if is_open and compared.may_share_rows and not _may_prove(compared.leading):
         by_rows = recorded.by_rows(compared.says_less_than)
         if compared.says_less_than(by_rows):
             return search(by_rows), by_rows
     answer = search(compared)
-    is_healed_by_several = answer.is_healed and len(answer.faults) > 1
-    if not answer.faults or answer.begins_proven or is_healed_by_several:
+    if not answer.faults or (answer.begins_proven and len(answer.faults) == 1):
         return answer, compared
     if by_rows is not None and by_rows.leading.comparison.faults:
         return answer, compared
@@ -176,6 +176,8 @@ def _bisect(
     second = search(by_rows)
     if is_resized:
         is_better = second.verdict == "match"
+    elif answer.begins_proven:  # the fewer faults explain all that differs, the better
+        is_better = second.begins_proven and len(second.faults) < len(answer.faults)
     else:
         is_better = second.begins_proven or not answer.is_healed
     return (second, by_rows) if is_better else (answer, compared)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+import otel_torch
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.search import Options, bisect_programs
 from tests.bisecting.recorded_runs import RecordedRuns
@@ -115,3 +118,61 @@ def test_a_fault_of_an_engine_is_named_at_its_line(
     assert any(text in first.port_line.text for text in texts)
     assert answer.is_healed and not answer.unproven
     assert {finding.proof for finding in answer.faults} == {"proven"}
+
+
+_draw = torch.Generator().manual_seed(0)
+EMBED = torch.randn(24, 8, generator=_draw)
+QUERY, KEY, VALUE, OUT = 0.5 * torch.randn(4, 8, 8, generator=_draw)
+PROMPTS = [torch.tensor(own) for own in ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8])]
+COUNT = 3
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    ahead = torch.arange(len(k)) > torch.arange(len(q))[:, None] + first
+    return (q @ k.T / 8**0.5).masked_fill(ahead, -torch.inf).softmax(-1) @ v
+
+
+def one_by_one(prompts: list[Tensor]) -> Tensor:
+    scores = []
+    for tokens in prompts:
+        for _ in range(COUNT):
+            x = EMBED[tokens]
+            x = x + attend(x @ QUERY, x @ KEY, x @ VALUE, 0) @ OUT
+            scores.append(x.tanh()[-1] @ EMBED.T)
+            tokens = torch.cat([tokens, scores[-1].argmax()[None]])
+    return torch.stack(scores)
+
+
+def in_chunks(prompts: list[Tensor], factor: float) -> Tensor:
+    """Return the same as `one_by_one`, with a cache and two tokens of each prompt at a time."""
+    fused = torch.cat([QUERY, KEY, VALUE], 1)
+    keys, values = [torch.zeros(0, 8)] * 3, [torch.zeros(0, 8)] * 3
+    tokens = [own.tolist() for own in prompts]
+    scores: list[list[Tensor]] = [[], [], []]
+    while any(len(own) < COUNT for own in scores):
+        parts = [own[len(done) :][:2] for own, done in zip(tokens, keys, strict=True)]
+        sizes = [len(part) for part in parts]
+        x = EMBED[torch.tensor(sum(parts, []))]
+        attended = []
+        for own, qkv in enumerate((x @ fused).split(sizes)):
+            q, k, v = qkv.chunk(3, 1)
+            keys[own], values[own] = torch.cat([keys[own], k]), torch.cat([values[own], v])
+            attended.append(attend(q * factor, keys[own], values[own], len(keys[own]) - len(q)))
+        rows = (x + torch.cat(attended) @ OUT).tanh().split(sizes)
+        for own, done in enumerate(keys):
+            if len(done) == len(tokens[own]) and len(scores[own]) < COUNT:
+                scores[own].append(rows[own][-1] @ EMBED.T)
+                tokens[own].append(int(scores[own][-1].argmax()))
+    return torch.stack(sum(scores, []))
+
+
+def test_what_explains_all_in_whole_values_by_several_faults_is_looked_at_by_rows() -> None:
+    answer = otel_torch.bisect(one_by_one, lambda prompts: in_chunks(prompts, 1.3), (PROMPTS,))
+    texts = [finding.port_line.text for finding in answer.faults if finding.proof == "proven"]
+    assert len(texts) == 1 and "attend(q * factor" in texts[0]
+    assert answer.faults[0].proof == "proven"
+
+
+def test_a_match_in_whole_values_is_not_recorded_by_rows() -> None:
+    answer = otel_torch.bisect(one_by_one, lambda prompts: in_chunks(prompts, 1.0), (PROMPTS,))
+    assert answer.verdict == "match" and len(answer.runs) == 2

@@ -137,6 +137,19 @@ def test_the_ends_of_a_training_are_its_gradients_and_last_parameters():
     assert [pair.name for pair in ends] == names[:3]
 
 
+def test_logits_that_a_loss_makes_flat_are_passed_on():
+    """The model returns a view of its last product, the loss reads another one of the product."""
+    product, end, *others = training_rows(0, 0)
+    view = PLACE | {"tensor": "op[3]", "op": "_unsafe_view", "reads": [1], "value": 4, "makes": 0}
+    whole = view | content(4, [1, 2, 8], moves=True)
+    half = view | content(4, [1, 8], moves=True)
+    for made, is_passed in ((whole, True), (half, False)):
+        program = [rows()[0], product, made, end | {"value": 4}, *others]
+        graph = graph_of_rows(program, {}).graph
+        passed = dict(zip(graph.end_names, graph.passed.tolist(), strict=True))
+        assert passed["out"] is is_passed
+
+
 def test_a_parameter_that_is_copied_back_after_the_step_ends_with_the_copy():
     *step, end = training_rows(0, 0)  # the optimizer changes a copy of the parameter
     copied = PLACE | {"tensor": "op[3]", "op": "copy_", "reads": [3], "value": 4, "replaces": 0}
