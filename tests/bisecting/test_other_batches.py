@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def in_chunks(prompts: list[Tensor], factor: float) -> Tensor:
     while any(len(own) < COUNT for own in scores):
         parts = [own[len(done) :][:2] for own, done in zip(tokens, keys, strict=True)]
         sizes = [len(part) for part in parts]
-        x = EMBED[torch.tensor(sum(parts, []))]
+        x = EMBED[torch.tensor([*chain(*parts)])]
         attended = []
         for own, qkv in enumerate((x @ fused).split(sizes)):
             q, k, v = qkv.chunk(3, 1)
@@ -163,7 +164,7 @@ def in_chunks(prompts: list[Tensor], factor: float) -> Tensor:
             if len(done) == len(tokens[own]) and len(scores[own]) < COUNT:
                 scores[own].append(rows[own][-1] @ EMBED.T)
                 tokens[own].append(int(scores[own][-1].argmax()))
-    return torch.stack(sum(scores, []))
+    return torch.stack([*chain(*scores)])
 
 
 def test_what_explains_all_in_whole_values_by_several_faults_is_looked_at_by_rows() -> None:
