@@ -164,7 +164,7 @@ def _bisect(
     if not answer.faults or (answer.begins_proven and len(answer.faults) == 1):
         return answer, compared
     if by_rows is not None and by_rows.leading.comparison.faults:
-        return answer, compared
+        return answer, compared  # rows say less
     faults = compared.leading.comparison.faults
     is_resized = answer.is_healed and any(map(compared.leading.is_input_of_another_size, faults))
     if by_rows is None and compared.may_share_rows:
@@ -357,9 +357,11 @@ class _Search:
                     self._stretches.append((leading.finding(fault).port_line, lines))
             self._healed.append((trial.attempt, answer.faults[known:]))
         elif failed and any(own[0] in attempt.faults for attempt in attempts):
-            unfit = failed[0].unfit
-            fault = failed[0].attempt.faults[0]
-            _add(answer, leading, fault, None if unfit else "not proven", unfit, failed[0])
+            # what was found here, not the later layers of what is known already
+            new = (each for each in failed if each.attempt.faults[0] in own)
+            tried = next(new, failed[0])
+            fault, unfit = tried.attempt.faults[0], tried.unfit
+            _add(answer, leading, fault, None if unfit else "not proven", unfit, tried)
         elif own:  # what cannot be tried is not refuted by others that fail
             _add(answer, leading, own[0], None, _NO_MEETING)
         return trial
