@@ -161,7 +161,8 @@ def _bisect(
         if compared.says_less_than(by_rows):
             return search(by_rows), by_rows
     answer = search(compared)
-    if not answer.faults or (answer.begins_proven and len(answer.faults) == 1):
+    is_healed_by_several = answer.is_healed and len(answer.faults) > 1
+    if not answer.faults or answer.begins_proven or is_healed_by_several:
         return answer, compared
     if by_rows is not None and by_rows.leading.comparison.faults:
         return answer, compared  # rows say less
@@ -176,8 +177,6 @@ def _bisect(
     second = search(by_rows)
     if is_resized:
         is_better = second.verdict == "match"
-    elif answer.begins_proven:  # the fewer faults explain all that differs, the better
-        is_better = second.begins_proven and len(second.faults) < len(answer.faults)
     else:
         is_better = second.begins_proven or not answer.is_healed
     return (second, by_rows) if is_better else (answer, compared)
