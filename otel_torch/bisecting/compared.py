@@ -502,11 +502,8 @@ class ComparedRuns:
         return self.needs_rows or not is_alike
 
     def says_less_than(self, other: ComparedRuns) -> bool:
-        """Return whether another comparison of the programs finds faults, and more to be right."""
-        comparison = other.leading.comparison
-        return bool(comparison.faults) and (
-            self.leading.comparison.share_right < comparison.share_right
-        )
+        """Return whether another comparison of the programs shows more of them to be right."""
+        return self.leading.comparison.share_right < other.leading.comparison.share_right
 
     @property
     def may_move_axes(self) -> bool:

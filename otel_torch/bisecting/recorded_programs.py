@@ -75,6 +75,7 @@ class RecordedPrograms:
         self._noise: ProgramRun | None = None
         self._noisy: list[ProgramRun] = []  # all runs with noise, also those not compared any more
         self._calls_nothing = False  # a program calls no module
+        self._before_rows: tuple[dict[SideName, dict[str, str]], ProgramRun | None] = {}, None
         # what the programs print: values of the port, and those of the reference
         self._shown: dict[RankedKey, RankedKey] = {}
         self._read = cache(read_graph)
@@ -199,24 +200,22 @@ class RecordedPrograms:
             lambda whole: _begins_at_operation(whole.leading, is_prepared=is_named),
         )
 
-    def by_rows(
-        self, is_answer: Callable[[ComparedRuns], bool] = lambda compared: True
-    ) -> ComparedRuns:
-        """Record both with the rows of their values, and compare; so do all further runs, if that
-        answers.
+    def by_rows(self) -> ComparedRuns:
+        """Record both with the rows of their values, and compare; so do all further runs.
 
         What prepares tokens for other batches is another program: it is left out, and a weight is
         no result of it.
         """
-        before, noise = self._settings_now(), self._noise
+        self._before_rows = self._settings_now(), self._noise
         self._noise = None
         if not self._calls_nothing:
             for settings in self._settings.values():
                 settings.pop("graph_before", None)
-        compared = self._with_noise(self.compare(*self._by_rows()))
-        if not is_answer(compared):
-            self._settings, self._noise = before, noise
-        return compared
+        return self._with_noise(self.compare(*self._by_rows()))
+
+    def in_whole_values(self) -> None:
+        """Record as before `by_rows` in all further runs."""
+        self._settings, self._noise = self._before_rows
 
     def _settings_now(self) -> dict[SideName, dict[str, str]]:
         return {side: dict(own) for side, own in self._settings.items()}

@@ -151,21 +151,20 @@ def _bisect(
     recorded: RecordedPrograms,
     search: Callable[[ComparedRuns], Bisection],
 ) -> tuple[Bisection, ComparedRuns]:
-    """Return the answer by what programs return, and the comparison that it is of: by rows, where
-    nothing can be proven of whole values, and rows say more.
+    """Return the answer by what programs return, and the comparison that it is of: by rows first,
+    where nothing can be proven of whole values.
     """
     by_rows: ComparedRuns | None = None
     is_open = bool(compared.leading.comparison.faults)
     if is_open and compared.may_share_rows and not _may_prove(compared.leading):
-        by_rows = recorded.by_rows(compared.says_less_than)
-        if compared.says_less_than(by_rows):
-            return search(by_rows), by_rows
+        by_rows = recorded.by_rows()
+        if by_rows.leading.comparison.faults:
+            return _rows_first(compared, by_rows, recorded, search)
+        recorded.in_whole_values()
     answer = search(compared)
     is_healed_by_several = answer.is_healed and len(answer.faults) > 1
     if not answer.faults or answer.begins_proven or is_healed_by_several:
         return answer, compared
-    if by_rows is not None and by_rows.leading.comparison.faults:
-        return answer, compared  # rows say less
     faults = compared.leading.comparison.faults
     is_resized = answer.is_healed and any(map(compared.leading.is_input_of_another_size, faults))
     if by_rows is None and compared.may_share_rows:
@@ -180,6 +179,23 @@ def _bisect(
     else:
         is_better = second.begins_proven or not answer.is_healed
     return (second, by_rows) if is_better else (answer, compared)
+
+
+def _rows_first(
+    compared: ComparedRuns,
+    by_rows: ComparedRuns,
+    recorded: RecordedPrograms,
+    search: Callable[[ComparedRuns], Bisection],
+) -> tuple[Bisection, ComparedRuns]:
+    """Return the answer by rows if it is proven, or rows show more to be right, or whole values
+    heal nothing.
+    """
+    answer = search(by_rows)
+    if answer.begins_proven or compared.says_less_than(by_rows):
+        return answer, by_rows
+    recorded.in_whole_values()
+    second = search(compared)
+    return (second, compared) if second.is_healed else (answer, by_rows)
 
 
 def _may_prove(rank: ComparedRank) -> bool:
