@@ -75,7 +75,6 @@ class RecordedPrograms:
         self._noise: ProgramRun | None = None
         self._noisy: list[ProgramRun] = []  # all runs with noise, also those not compared any more
         self._calls_nothing = False  # a program calls no module
-        self._before_rows: tuple[dict[SideName, dict[str, str]], ProgramRun | None] = {}, None
         # what the programs print: values of the port, and those of the reference
         self._shown: dict[RankedKey, RankedKey] = {}
         self._read = cache(read_graph)
@@ -84,6 +83,7 @@ class RecordedPrograms:
             "reference": SETTINGS | steps,
             "port": SETTINGS | steps,
         }
+        self._before_rows = self._state()
 
     def first(self, tell: Callable[[str], None]) -> ComparedRuns:
         """Record both as they are, and compare.
@@ -108,12 +108,12 @@ class RecordedPrograms:
         self, record: Callable[[], ComparedRuns], is_answer: Callable[[ComparedRuns], bool]
     ) -> ComparedRuns | None:
         """Return a further comparison if it answers; else all runs are recorded as before."""
-        settings, noise, self._noise = self._settings_now(), self._noise, None
+        before, self._noise = self._state(), None
         with suppress(RunFailed):
             compared = record()
             if is_answer(compared):
                 return compared
-        self._settings, self._noise = settings, noise
+        self._settings, self._noise = before
         return None
 
     def _whole(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
@@ -206,8 +206,7 @@ class RecordedPrograms:
         What prepares tokens for other batches is another program: it is left out, and a weight is
         no result of it.
         """
-        self._before_rows = self._settings_now(), self._noise
-        self._noise = None
+        self._before_rows, self._noise = self._state(), None
         if not self._calls_nothing:
             for settings in self._settings.values():
                 settings.pop("graph_before", None)
@@ -217,8 +216,9 @@ class RecordedPrograms:
         """Record as before `by_rows` in all further runs."""
         self._settings, self._noise = self._before_rows
 
-    def _settings_now(self) -> dict[SideName, dict[str, str]]:
-        return {side: dict(own) for side, own in self._settings.items()}
+    def _state(self) -> tuple[dict[SideName, dict[str, str]], ProgramRun | None]:
+        """Return how runs are recorded now, and the run with noise that they are compared with."""
+        return {side: dict(own) for side, own in self._settings.items()}, self._noise
 
     def record(self, side: SideName, why: str, **settings: str) -> ProgramRun:
         """Run one of them. Raises RunFailed if it does not end well, or records nothing."""

@@ -387,22 +387,22 @@ class _Search:
         """Yield attempts, each after the known faults in later layers that it would heal as well:
         of what these make wrong it may be no cause.
         """
+        lines, count = self._healed_lines[1], self._healed_places
         for attempt in attempts:
-            if not attempt.is_repeated:
-                keys = attempt.exchanges.keys()
-                known = rank.repetitions_before(keys, self._healed_lines[1], self._healed_places)
-                cut = None if known is None else rank.cut(known)
-                if known is not None and cut is not None:
-                    exchanges = rank.exchanges([cut])
-                    if exchanges.keys() != keys:
-                        yield Attempt((known,), cut.closeness, exchanges, is_repeated=True)
+            keys = attempt.exchanges.keys()
+            known = None if attempt.is_repeated else rank.repetitions_before(keys, lines, count)
+            cut = None if known is None else rank.cut(known)
+            if known is not None and cut is not None:
+                exchanges = rank.exchanges([cut])
+                if exchanges.keys() != keys:
+                    yield Attempt((known,), cut.closeness, exchanges, is_repeated=True)
             yield attempt
 
     def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
         """Add a fault that others have hidden; return the trial that heals it, if any does.
 
         Right values enter it, wrong ones leave it, and what was made of these was exchanged: what
-        the port itself computes there has to be less wrong then, and the results have to notice.
+        the port itself computes there has to be less wrong then, and a result has to change.
         """
         leading = compared.leading
         for fault in leading.comparison.faults:

@@ -160,7 +160,7 @@ class GraphComparison:
 
     @property
     def share_right(self) -> float:
-        """How many of the values of both programs are right, from 0 to 1."""
+        """The share of right values among those of both programs, from 0 to 1."""
         return float((np.concatenate(self.states) == RIGHT).mean())
 
     @property

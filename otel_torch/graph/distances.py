@@ -55,7 +55,7 @@ def relative_distances(reference: Floats, port: Floats) -> Floats:
 
 
 def most_of_estimate(width: int) -> float:
-    """Return how many times a distance a sketch of some width may say it is.
+    """Return by what factor an estimate from sketches of some width may exceed the distance.
 
     >>> round(most_of_estimate(32), 2)
     1.5

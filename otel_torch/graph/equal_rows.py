@@ -199,31 +199,30 @@ def _candidates(
     Args:
         alike: The others that are looked through.
     """
-    most = (rows.norm * (span / (1 - span) + _ROUNDOFF))[:, None]
-    directions = _directions(others.content[alike])
+    content, norm = others.content[alike], others.norm[alike]
+    directions = _directions(content / norm[:, None])
     own = np.column_stack([rows.norm, rows.content @ directions])
-    other = np.column_stack([others.norm[alike], others.content[alike] @ directions])
+    other = np.column_stack([norm, content @ directions])
+    most = rows.norm * (span / (1 - span) + _ROUNDOFF)
     order = np.argsort(other, axis=0, kind="stable")
     starts, ends = np.empty(own.shape, np.int64), np.empty(own.shape, np.int64)
     for column, place in enumerate(order.T):
-        number = other[place, column]
-        starts[:, column] = np.searchsorted(number, (own - most)[:, column])
-        ends[:, column] = np.searchsorted(number, (own + most)[:, column], side="right")
+        numbers = other[place, column]
+        starts[:, column] = np.searchsorted(numbers, own[:, column] - most)
+        ends[:, column] = np.searchsorted(numbers, own[:, column] + most, side="right")
     fewest = (ends - starts).argmin(axis=1)
     for column, place in enumerate(order.T):
         chosen = np.flatnonzero(fewest == column)
         for row, position in in_windows(starts[chosen, column], ends[chosen, column]):
-            pair = chosen[row], place[position]
-            for number in range(own.shape[1]):
-                apart = np.abs(own[pair[0], number] - other[pair[1], number])
-                is_near = apart <= most[pair[0], 0]
-                pair = pair[0][is_near], pair[1][is_near]
-            yield pair[0], alike[pair[1]]
+            first, second = chosen[row], place[position]
+            for numbers, theirs in zip(own.T, other.T, strict=True):
+                is_near = np.abs(numbers[first] - theirs[second]) <= most[first]
+                first, second = first[is_near], second[is_near]
+            yield first, alike[second]
 
 
-def _directions(content: Floats) -> Floats:
-    """Return directions along which rows spread most, shape (width, directions)."""
-    unit = content / sketch_norms(content)[:, None]
+def _directions(unit: Floats) -> Floats:
+    """Return the directions along which rows of length 1 spread most, shape (width, directions)."""
     _, vectors = np.linalg.eigh(unit.T @ unit)
     directions: Floats = vectors[:, -_DIRECTIONS:]
     return directions

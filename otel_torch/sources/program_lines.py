@@ -11,7 +11,7 @@ import torch
 
 ProgramLine = tuple[CodeType, int]
 
-# marks our stubs: they stand in for the program's code and are not part of it
+# marks a stub of ours, which stands in for the program's own code
 STUB = "_otel_torch_own"
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
