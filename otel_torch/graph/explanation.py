@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.graph.equality import REORDERED, TERM
+from otel_torch.graph.graph import MEAN, Graph
 from otel_torch.graph.states import (
     RIGHT,
     WRONG,
@@ -105,7 +107,7 @@ def _compare_nodes(
     is_same = Counter(operands[0]) == Counter(operands[1])
     is_other = reference.operation[own] != port.operation[other]
     if is_other and reference.family(own) == port.family(other) and operands[0] == operands[1]:
-        return Explanation("arguments", *_differing_arguments(programs, own, other), name)
+        return _differing_arguments(programs, own, other, name)
     if is_other:
         is_known = not operands[0] or any(group != -1 for group in operands[0])
         moves = (p.graph.nodes.moves[n] for p, n in zip(programs, (own, other), strict=True))
@@ -113,8 +115,10 @@ def _compare_nodes(
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
     if reference.argument[own] != port.argument[other]:
-        kind: Kind = "order" if _reorders(port, other) else "arguments"
-        return Explanation(kind, *_differing_arguments(programs, own, other), name)
+        arguments = _differing_arguments(programs, own, other, name)
+        if arguments is not None and _reorders(port, other):
+            return replace(arguments, kind="order")
+        return arguments
     if operands[0] == operands[1]:
         return None
     if is_same and reference.family(own)[-1] in _COMMUTATIVE:
@@ -334,20 +338,46 @@ def _values_only(program: ComparedProgram, node: int, others: tuple[int, ...]) -
 
 # an argument that only the other side has
 _ABSENT = object()
+# significant digits of a number in float32
+_DIGITS = 6
 
 
 def _differing_arguments(
-    programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the arguments that differ, in order."""
-    texts = [
-        p.graph.arguments[p.graph.nodes.argument[node]]
-        for p, node in zip(programs, (own, other), strict=True)
-    ]
-    lists = [json.loads(text) for text in texts]
+    programs: tuple[ComparedProgram, ComparedProgram], own: int, other: int, name: str
+) -> Explanation | None:
+    """Return the arguments that differ, in order; None if only a scalar is a tensor on a side."""
+    lists = list(map(_arguments, programs, (own, other)))
     if any(type(items) is not list for items in lists):
-        return (lists[0],), (lists[1],)
-    pairs = [(a, b) for a, b in zip_longest(*lists, fillvalue=_ABSENT) if a != b]
-    return tuple(a for a, _ in pairs if a is not _ABSENT), tuple(
-        b for _, b in pairs if b is not _ABSENT
+        return Explanation("arguments", (lists[0],), (lists[1],), name)
+    pairs = [(a, b) for a, b in zip_longest(*lists, fillvalue=_ABSENT) if not _is_same(a, b)]
+    if not pairs:
+        return None
+    reference, port = (
+        tuple(item for item in side if item is not _ABSENT) for side in zip(*pairs, strict=True)
     )
+    return Explanation("arguments", reference, port, name)
+
+
+def _arguments(program: ComparedProgram, node: int) -> Any:
+    """Return the arguments of a node, with the number of a tensor that holds no more than that."""
+    graph, reads = program.graph, program.reads[node]
+    arguments = json.loads(graph.arguments[graph.nodes.argument[node]])
+    # arguments that are left out are null, as tensors are
+    if type(arguments) is not list or arguments.count(None) != len(reads):
+        return arguments
+    values = iter(reads)
+    return [_number(graph, next(values)) if item is None else item for item in arguments]
+
+
+def _number(graph: Graph, value: int) -> float | None:
+    if value < 0 or graph.values.numel[value] != 1:
+        return None
+    number = float(graph.values.statistics[value, MEAN])
+    return float(f"{number:.{_DIGITS}g}") if np.isfinite(number) else None
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    numbers = [x for x in (first, second) if isinstance(x, int | float) and type(x) is not bool]
+    if len(numbers) == 2:
+        return math.isclose(*numbers, rel_tol=10.0**-_DIGITS)
+    return bool(first == second)

@@ -57,6 +57,20 @@ class Scaled(nn.Module):
         return (x * self.gain if self.is_port else self.gain * x) @ self.second
 
 
+class Wide(nn.Module):
+    """A scale that is a number in the reference and a tensor in the port."""
+
+    def __init__(self, is_port: bool, scale: float = 6.0, *, is_squared: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.scale = torch.tensor(scale) if is_port else scale
+        self.is_squared = is_squared
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.proj(x).tanh() * self.scale
+        return (wide * wide if self.is_squared else wide.relu()) + x
+
+
 def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
     """Compare a model with its port, which is written otherwise and has a fault."""
     paths = []
@@ -72,7 +86,7 @@ def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
     return otel_torch.diff(*paths)
 
 
-@pytest.mark.parametrize("model", [Encoder, Scaled])
+@pytest.mark.parametrize("model", [Encoder, Scaled, Wide])
 def test_other_ways_to_write_the_same_match(tmp_path: Path, model: type[nn.Module]) -> None:
     assert compare(tmp_path, model).verdict == "match"
 
@@ -93,3 +107,13 @@ def test_a_gain_in_another_order_than_what_it_scales_is_told(tmp_path: Path) -> 
     assert finding.explanation is not None
     assert finding.explanation.startswith("`mul` reads the result of `_unsafe_view`")
     assert finding.explanation.endswith("but the parameter `gain` in the same one.")
+
+
+def test_a_tensor_of_one_element_is_told_by_its_number(tmp_path: Path) -> None:
+    explanation = compare(tmp_path, Wide, scale=6.5).introduced[0].explanation
+    assert explanation == "`mul` has 6.0 in the reference and 6.5 in the port."
+
+
+def test_a_number_that_is_a_tensor_in_the_port_is_no_difference(tmp_path: Path) -> None:
+    explanation = compare(tmp_path, Wide, is_squared=False).introduced[0].explanation
+    assert explanation == "The reference computes `mul` where the port computes `relu`."
