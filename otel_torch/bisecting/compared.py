@@ -391,7 +391,7 @@ class ComparedRank:
             value = waiting.pop()
             seen.add(value)
             node, partner = program.maker[value], int(program.side.partner[value])
-            if program.graph.is_put[value]:
+            if program.is_put[value]:
                 continue
             is_right = program.state[value] == RIGHT and partner >= 0
             if is_right and self.reference_key(partner) in references:

@@ -360,7 +360,7 @@ def _is_evidence(
     rules: Rules,
 ) -> bool:
     """Return whether a right value says that what its node reads is right, though in doubt."""
-    if _says_little(program, node) or does_nothing(program, node):
+    if _says_little(program, node) or does_nothing(program, node) or _is_put(program, other, made):
         return False
     if not rules.sees_insensitive or not _is_insensitive(program, other, node, made):
         return True
@@ -425,6 +425,14 @@ def _takes_part(program: ComparedProgram, node: int) -> bool:
         return False
     numel = program.graph.values.numel
     return bool((numel[program.makes[node]] < numel[program.reads[node][0]]).all())
+
+
+def _is_put(program: ComparedProgram, other: ComparedProgram, value: int) -> bool:
+    """Return whether the other program has a right value only because it was put there."""
+    partner = int(program.side.partner[value])
+    if partner < 0 or not other.is_put[partner]:
+        return False
+    return bool(other.is_put[other.side.group == other.side.group[partner]].all())
 
 
 def _of_unknown_numbers(program: ComparedProgram, doubt: Doubt) -> int:

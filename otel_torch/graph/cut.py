@@ -97,12 +97,11 @@ def counterparts_of(comparison: GraphComparison) -> Mapping[int, AnyCounterpart]
         if not pair.is_right
     ]
     reference, port = comparison.programs
-    is_put = port.graph.is_put
     return {
         value: counterpart
         for value, counterpart in find_counterparts(comparison.programs, ends).items()
         if not (is_beside(reference, counterpart.reference) or is_beside(port, value))
-        and not is_put[value]
+        and not port.is_put[value]
     }
 
 

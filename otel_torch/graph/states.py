@@ -42,6 +42,7 @@ class ComparedProgram:
         state: RIGHT, DOUBTFUL or WRONG, per value.
         arriving: How far each value may be off by what it was made from, relative L2.
         is_informed: Which values can identify a place.
+        is_put: Which values a trial has put in the place of the program's own.
         is_sure: Which values are right beyond their mean: the error is within the limit of what
             varies in them. Weights of a norm are all close to one.
         side: Which values of the other program they equal.
@@ -59,6 +60,7 @@ class ComparedProgram:
     state: Indices
     arriving: Floats
     is_informed: Flags
+    is_put: Flags
     is_sure: Flags
     side: Side
     same_numbers: list[int]
@@ -316,6 +318,7 @@ def make_programs(
                 state,
                 arriving,
                 informed,
+                graph.is_put,
                 (state == RIGHT) & informed & _is_equal_in_variation(graph, side, pair_limit),
                 side,
                 same.tolist(),

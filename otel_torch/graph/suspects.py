@@ -69,18 +69,22 @@ def blame_what_changes_nothing(
 ) -> list[list[DoubtSource]]:
     """Blame what is wrong and leaves as it was what a source reads: a table of ones, where the
     other program has one that turns.
+
+    Weights of ones say nothing of themselves; they are blamed beside one of their size.
     """
-    blamed = [
-        {
-            origin
-            for source in own
-            if source.origin >= 0
-            for origin in doubt.members(
-                doubt.of(idle_operands(program, program.reads[source.origin]))[0]
+    blamed: list[set[int]] = [set(), set()]
+    for side, (program, doubt) in enumerate(zip(programs, doubts, strict=True)):
+        other = programs[1 - side].graph.values.numel
+        sizes = {other[-1 - source.origin] for source in sources[1 - side] if source.origin < 0}
+        for source in sources[side]:
+            if source.origin < 0:
+                continue
+            idle = idle_operands(program, program.reads[source.origin])
+            blamed[side].update(doubt.members(doubt.of(idle)[0]))
+            leaves = (value for value in idle if program.maker[value] == NOTHING)
+            blamed[side].update(
+                -1 - leaf for leaf in leaves if program.graph.values.numel[leaf] in sizes
             )
-        }
-        for program, own, doubt in zip(programs, sources, doubts, strict=True)
-    ]
     return _move(programs, sources, doubts, blamed)
 
 
@@ -155,7 +159,8 @@ def _moved_to(
     makers = (program.maker[read] for read in program.reads[source.origin] if read >= 0)
     for node in (*source.suspects, *makers):
         if node in blamed:
-            strong = doubt.members(doubt.of(program.reads[node])[0])
+            reads = program.reads[node] if node >= 0 else []
+            strong = doubt.members(doubt.of(reads)[0])
             suspects, cleared = what_is_before(program, doubt, node)
             return replace(source, origin=node, suspects=strong + suspects, cleared=cleared)
     return source

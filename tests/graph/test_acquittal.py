@@ -169,3 +169,22 @@ def positioned(step: float) -> Graph:
 def test_what_leaves_a_value_as_it_was_is_not_right_because_of_it() -> None:
     """A product with ones is the reference's value before its product: it acquits no table."""
     assert lines_of(compare_graphs(positioned(0.5), positioned(0.0)))[0] == "table"
+
+
+def weighed(factor: float, put: np.ndarray | None = None) -> Graph:
+    """Return a weighed input beside what is made of it, which a trial may have put there."""
+    writer = Writer()
+    weight = writer.leaf("weight", W[0] * np.float32(factor))
+    x = writer.at("weigh").op("mul", writer.leaf("x", X, "input"), weight)
+    made = writer.at("layer").op("tanh", writer.op("mm", x, writer.leaf("w", W)))
+    if put is not None:
+        made = writer.put_there(put)
+    writer.end("made", made)
+    writer.end("out", writer.at("add").op("add", x, made))
+    return writer.finish()
+
+
+def test_a_value_that_was_put_there_acquits_nothing_before_it() -> None:
+    right = np.tanh((X * W[0]) @ W)
+    comparison = compare_graphs(weighed(1.0), weighed(1.5, right))
+    assert [fault.explanation.kind for fault in comparison.faults] == ["leaf"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from otel_torch.graph.builder import GraphBuilder
-from otel_torch.graph.graph import Graph
+from otel_torch.graph.graph import PUT, Graph
 from tests.graph.sketches import ROUNDOFF, measure, round_to_bfloat16
 
 
@@ -122,6 +122,10 @@ class Writer:
     def cast(self, tensor: Tensor) -> Tensor:
         """Round a value to bfloat16."""
         return self._made("to", (tensor, "bfloat16"), round_to_bfloat16(tensor.array), "bfloat16")
+
+    def put_there(self, array: np.ndarray) -> Tensor:
+        """Return a value that a trial has put in the place of the program's own."""
+        return self._value(array, None, maker=self.builder.add_node(PUT, [], line=self._line()))
 
     def end(self, name: str, tensor: Tensor) -> None:
         """Return a value."""
