@@ -27,6 +27,7 @@ from otel_torch.bisecting.later_steps import (
 )
 from otel_torch.bisecting.printed import PrintedLine, find_printed, pair_lines
 from otel_torch.bisecting.runs import (
+    EndedEarly,
     NothingRecorded,
     ProgramRun,
     Programs,
@@ -199,6 +200,19 @@ class RecordedPrograms:
             lambda: self._from_the_beginning("what a model starts with differs", tell),
             lambda whole: _begins_at_operation(whole.leading, is_prepared=is_named),
         )
+
+    def port_from_the_beginning(self, compared: ComparedRuns) -> ComparedRank | None:
+        """Return the port from its first operation on beside the reference as it was recorded; None
+        if it is recorded so already, or cannot be. Further runs are recorded as before.
+        """
+        if self._settings["port"].get("graph_before") == "on" or self._options.is_one_program:
+            return None
+        with suppress(RunFailed, EndedEarly):
+            why = "from its first operation on, to learn what has made its weights"
+            return self.compare(
+                compared.reference, self.record("port", why, graph_before="on")
+            ).leading
+        return None
 
     def by_rows(self) -> ComparedRuns:
         """Record both with the rows of their values, and compare; so do all further runs.

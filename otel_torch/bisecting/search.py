@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
+from otel_torch.bisecting.preparation import Weight, preparing_nodes, rearranged_weights
 from otel_torch.bisecting.printed import PrintedLine
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
 from otel_torch.bisecting.runs import EndedEarly, Programs, RunFailed, RunsDiffer
@@ -28,6 +29,7 @@ from otel_torch.graph.cut import (
 )
 from otel_torch.parity.finding import CodeLine, Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
+from otel_torch.parity.operations.list_operations import list_operations
 from otel_torch.parity.report.wording import short_place
 from otel_torch.parity.sides import Sides
 
@@ -52,6 +54,8 @@ _PRINTED_ALONE = (
 _ENDED = "more may be wrong: {}"
 _UNTRIED = "the search ended before it was tried"
 _NOT_ALL = "with the reference's value there not all results of the ranks match"
+# lines that make weights: where there are more, most are how the program lays out all of them
+_MOST_PREPARING = 8
 # how many places are tried before the search for one fault ends: each try is a run of the port
 _TRIES = 3
 
@@ -253,7 +257,7 @@ class _Search:
         compared: ComparedRuns,
     ) -> None:
         self._options, self._tell, self._compared = options, tell, compared
-        self._trials = Trials(programs)
+        self._programs, self._trials = programs, Trials(programs)
         report = compared.report()
         report.following = ()  # its recordings are not kept
         report.warnings += programs.warnings
@@ -272,6 +276,8 @@ class _Search:
         self._is_bridged = False  # what unrecorded steps have made was exchanged: it has faults
         # what differs and seems not to matter, each with the comparison that it was found in
         self._harmless: list[tuple[ComparedRuns, Trial]] = []
+        # by the line of each fault, what it reads of weights that are none of the reference's
+        self._weights: dict[CodeLine | None, list[Weight]] = {}
         # what was exchanged, in order, with the faults that this has added to the answer
         self._healed: list[tuple[Attempt, list[Finding]]] = []
 
@@ -291,7 +297,7 @@ class _Search:
         answer.report.warnings.append(_ENDED.format(reason))
         if not answer.faults:
             for fault in self._open(leading)[:1]:
-                _add(answer, leading, fault, None, _UNTRIED)
+                self._add(leading, fault, None, _UNTRIED)
         answer.report.first = next(iter(answer.faults), None)
 
     def _open(self, rank: ComparedRank) -> list[GraphFault]:
@@ -319,6 +325,7 @@ class _Search:
         answer.is_healed = compared.is_match and not self._is_hollow
         if first.leading.is_divided and not compared.is_match:
             answer.withdraw_proofs(_NOT_ALL)
+        self._add_preparation(answer)
         answer.report.first = next(iter(answer.faults), None)
         if compared is not first:
             add_errors(answer, first, compared, self._trials.exchanged)
@@ -358,7 +365,7 @@ class _Search:
             if proof != "proven" and untested is not None:
                 # a surer place whose value could not be exchanged is not refuted by a far one
                 fault = untested.attempt.faults[0]
-                _add(answer, leading, fault, None, untested.unfit, untested)
+                self._add(leading, fault, None, untested.unfit, untested)
             is_hollow = proof != "proven" and not trial.healed
             self._is_hollow |= is_hollow
             unproven = _NO_MEETING if is_hollow else _FAR
@@ -367,7 +374,7 @@ class _Search:
             reason = None if proof == "proven" else unproven
             healed = _healed_by(trial, leading)
             for fault, lines in self._without_work_of_others(leading, healed, trial):
-                _add(answer, leading, fault, proof, reason, trial)
+                self._add(leading, fault, proof, reason, trial)
                 if proof == "proven":
                     self._stretches.append((leading.finding(fault).port_line, lines))
             self._healed.append((trial.attempt, answer.faults[known:]))
@@ -376,9 +383,9 @@ class _Search:
             new = (each for each in failed if each.attempt.faults[0] in own)
             tried = next(new, failed[0])
             fault, unfit = tried.attempt.faults[0], tried.unfit
-            _add(answer, leading, fault, None if unfit else "not proven", unfit, tried)
+            self._add(leading, fault, None if unfit else "not proven", unfit, tried)
         elif own:  # what cannot be tried is not refuted by others that fail
-            _add(answer, leading, own[0], None, _NO_MEETING)
+            self._add(leading, own[0], None, _NO_MEETING)
         return trial
 
     def _with_known_first(
@@ -422,7 +429,7 @@ class _Search:
             is_healing = trial.healed and trial.unfit is None and leading.is_lessened_by(after)
             if is_healing and self._matters(compared, attempt):
                 self._accept(compared, trial)
-                _add(answer, leading, fault, "proven", None, trial)
+                self._add(leading, fault, "proven", None, trial)
                 return trial
         return None
 
@@ -472,7 +479,7 @@ class _Search:
         """
         if not answer.faults:
             before, trial = self._harmless[0]
-            _add(answer, before.leading, trial.attempt.faults[0], "not proven", None, trial)
+            self._add(before.leading, trial.attempt.faults[0], "not proven", None, trial)
             return
         exchanged = {key for _, trial in self._harmless for key in trial.attempt.exchanges}
         is_harmful = (
@@ -484,7 +491,7 @@ class _Search:
                 if is_harmful:
                     proof = self._proof(trial)
                     reason = None if proof == "proven" else _FAR
-                    _add(answer, before.leading, fault, proof, reason, trial)
+                    self._add(before.leading, fault, proof, reason, trial)
                 else:
                     place = short_place(before.leading.finding(fault))
                     answer.report.warnings.append(_HARMLESS.format(place=place))
@@ -625,6 +632,57 @@ class _Search:
         lines = own[0] | self._healed_lines[0], own[1] | self._healed_lines[1]
         return rank.with_repetitions(fault, lines, self._healed_places)
 
+    def _add(
+        self,
+        rank: ComparedRank,
+        fault: GraphFault,
+        proof: Proof | None,
+        unproven: str | None,
+        trial: Trial | None = None,
+    ) -> None:
+        """Add a fault, unless it is among the faults already: its line, or what a proven one
+        leaves.
+        """
+        answer = self.answer
+        finding: Finding = replace(rank.finding(fault), proof=proof)
+        if trial is not None and fault.port is not None and fault.begins_at_leaf:
+            where = trial.where_they_differ(rank.port_key(fault.port.leaf))
+            finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
+        if answer.has_place_of(finding):
+            return
+        if trial is None:
+            proven = rank.with_proven_region(fault)
+        else:
+            proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
+        if proof == "proven":
+            finding = replace(finding, region=rank.finding(proven).region)
+        answer.operations.append(region_operations(rank.comparison, proven))
+        answer.report.operations = answer.operations[0]
+        if unproven is not None:
+            answer.unproven[len(answer.faults)] = unproven
+        answer.faults.append(finding)
+        self._weights[finding.port_line] = rearranged_weights(rank.comparison, proven)
+
+    def _add_preparation(self, answer: Bisection) -> None:
+        """Add where the port has made what faults read of weights, if the reference has these in
+        another form.
+        """
+        weights = [self._weights[finding.port_line] for finding in answer.faults]
+        rank = self._programs.port_from_the_beginning(self._compared) if any(weights) else None
+        if rank is None:
+            return
+        program = rank.comparison.programs[1]
+        for index, own in enumerate(weights):
+            nodes = preparing_nodes(program, own)
+            operations = list_operations(program.graph, nodes, program.state)
+            lines = dict.fromkeys(operation.line for operation in operations if operation.line)
+            if len(lines) > _MOST_PREPARING:
+                continue
+            finding, (reference, port) = answer.faults[index], answer.operations[index]
+            answer.faults[index] = replace(finding, port_set_by=(*finding.port_set_by, *lines))
+            answer.operations[index] = reference, [*operations, *port]
+        answer.report.operations = answer.operations[0]
+
     def _proof(self, trial: Trial) -> Proof:
         """Return what a trial proves that has made something right.
 
@@ -744,31 +802,3 @@ def _on_other_ranks(compared: ComparedRuns, fault: GraphFault) -> Exchanges:
             same = [own for own in rank.comparison.faults if rank.finding(own).port_line == line]
             exchanges |= rank.exchanges(list(filter(None, map(rank.cut, same))))
     return exchanges
-
-
-def _add(
-    answer: Bisection,
-    rank: ComparedRank,
-    fault: GraphFault,
-    proof: Proof | None,
-    unproven: str | None,
-    trial: Trial | None = None,
-) -> None:
-    """Add a fault, unless it is among the faults already: its line, or what a proven one leaves."""
-    finding: Finding = replace(rank.finding(fault), proof=proof)
-    if trial is not None and fault.port is not None and fault.begins_at_leaf:
-        where = trial.where_they_differ(rank.port_key(fault.port.leaf))
-        finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
-    if answer.has_place_of(finding):
-        return
-    if trial is None:
-        proven = rank.with_proven_region(fault)
-    else:
-        proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
-    if proof == "proven":
-        finding = replace(finding, region=rank.finding(proven).region)
-    answer.operations.append(region_operations(rank.comparison, proven))
-    answer.report.operations = answer.operations[0]
-    if unproven is not None:
-        answer.unproven[len(answer.faults)] = unproven
-    answer.faults.append(finding)

@@ -529,6 +529,8 @@ def _match_runs(
             fits = np.flatnonzero(errors <= STATISTICS_ERROR)
             for row, window, error in zip(rows[fits], chosen[fits], errors[fits], strict=True):
                 members = run[starts[window] : stops[window]]
+                if _have_other_rows(graphs, own[row], members[0]):
+                    continue
                 sides[0].assign(own[[row]], members[:1], np.array([error]), PART)
                 # the smallest whole says most of a part
                 known = sides[1].partner[members]
@@ -536,6 +538,17 @@ def _match_runs(
                 members = members[is_new]
                 count = len(members)
                 sides[1].assign(members, np.full(count, own[row]), np.full(count, error), PART)
+
+
+def _have_other_rows(graphs: tuple[Graph, Graph], whole: int, part: int) -> bool:
+    """Return whether the rows of two values were measured and are of one size: those of a part
+    would be among those of the whole.
+    """
+    values = [graph.values for graph in graphs]
+    sizes = {table.shape[own][-1:] for table, own in zip(values, (whole, part), strict=True)}
+    return len(sizes) == 1 and all(
+        own in table.rows.owner for table, own in zip(values, (whole, part), strict=True)
+    )
 
 
 def _fit_by_chance(windows: Floats, targets: Floats) -> bool:
