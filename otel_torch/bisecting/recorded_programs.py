@@ -278,7 +278,7 @@ class RecordedPrograms:
         if self._shown:
             again = self.compare(compared.reference, compared.port)
             if again.leading.comparison.is_comparable:
-                return again
+                return again if self._noise is not None else self._with_noise(again)
         self._shown.clear()
         return None
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
-from otel_torch.graph.equality import LEAST_NUMEL, PART, TERM, has_information, same_numbers
+from otel_torch.graph.equality import LEAST_NUMEL, MOVED, PART, TERM, has_information, same_numbers
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats
 from otel_torch.graph.shapes import have_same_order
@@ -397,7 +397,9 @@ def _key(program: ComparedProgram, end: int, kind: str, informed: Flags) -> obje
 
 
 def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:
-    """Compare two ends; of ends the order of the elements counts, unless the shapes differ."""
+    """Compare two ends; of ends the order of the elements counts, unless the shapes differ, or what
+    they belong to may be turned as well.
+    """
     graphs = programs[0].graph, programs[1].graph
     values = int(graphs[0].ends[own]), int(graphs[1].ends[other])
     first, second = graphs[0].values, graphs[1].values
@@ -424,7 +426,29 @@ def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> En
         np.array([limit]),
     )
     is_layout = first.shape[values[0]] != second.shape[values[1]] and not np.isnan(reordered[0])
+    is_layout = is_layout or _are_turned(programs, values)
     return EndPair(name, own, other, error, limit, bool(is_equal or is_layout))
+
+
+def _are_turned(programs: Programs, values: tuple[int, int]) -> bool:
+    """Return whether two gradients or updates are equal with their axes moved, as their weights
+    are: of a square one the shape does not show it. What steps on with a turned one is wrong.
+    """
+    sides = [program.side for program in programs]
+    relations = [side.relation[value] for side, value in zip(sides, values, strict=True)]
+    groups = [side.group[value] for side, value in zip(sides, values, strict=True)]
+    is_same = relations == [MOVED, MOVED] and groups[0] == groups[1]
+    return is_same and all(map(_is_behind_forwards, programs, values))
+
+
+def _is_behind_forwards(program: ComparedProgram, value: int) -> bool:
+    """Return whether a value is made behind a forward, or of such, as a clipped gradient."""
+    node = program.maker[value]
+    if node < 0:
+        return False
+    makers = {program.maker[read] for read in program.reads[node] if read >= 0} - {NOTHING}
+    phases = program.graph.nodes.phase[[node, *makers]].tolist()
+    return any(program.graph.phases[phase] in BEHIND_FORWARDS for phase in phases)
 
 
 def _same_rows(

@@ -231,7 +231,8 @@ def use_values_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> boo
             sizes.setdefault(int(program.side.group[value]), []).extend(
                 _sizes_made_with(program, value)
             )
-    common = uses[0].keys() & uses[1].keys()
+    # what a program draws its weights from, or joins with other weights, says nothing
+    common = {group for group in uses[0].keys() & uses[1].keys() if all(own[group] for own in uses)}
     if not common:  # one of them may have all weights in one
         return not any(map(_has_own_input, programs))
     unequal = sum(sorted(uses[0][group]) != sorted(uses[1][group]) for group in common)
@@ -250,8 +251,8 @@ def _has_own_input(program: ComparedProgram) -> bool:
 
 
 def _sizes_made_with(program: ComparedProgram, value: int) -> list[int]:
-    """Return how many elements each operation makes that computes with a value, or with what only
-    moves it.
+    """Return how many elements each operation makes of something and a value, or what only moves
+    it.
     """
     nodes: set[int] = set()
     waiting = [value]
@@ -259,13 +260,13 @@ def _sizes_made_with(program: ComparedProgram, value: int) -> list[int]:
         new = set(program.readers[waiting.pop()]) - nodes
         nodes |= new
         for node in new:
-            if program.graph.nodes.moves[node]:
+            if program.graph.nodes.moves[node] and len(set(program.reads[node])) == 1:
                 waiting += program.makes[node]
     numel = program.graph.values.numel
     return [
         sum(int(numel[made]) for made in program.makes[node])
         for node in nodes
-        if not program.graph.nodes.moves[node]
+        if not program.graph.nodes.moves[node] and len(set(program.reads[node])) > 1
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,3 +148,34 @@ def test_words_of_a_batch_and_a_batch_of_words_look_alike_once_flattened() -> No
     (finding,) = answer.faults
     assert (finding.proof, answer.is_healed) == ("proven", True)
     assert "first * 1.1" in finding.port_line.text
+
+
+class Turned(nn.Module):
+    """A square weight, which the port has transposed."""
+
+    def __init__(self, is_port: bool) -> None:
+        super().__init__()
+        self.is_port = is_port
+        start = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)) * 0.3
+        self.weight = nn.Parameter(start.t().contiguous() if is_port else start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight.t() if self.is_port else x @ self.weight).tanh()
+
+
+def trained(x: Tensor, *, is_port: bool) -> Tensor:
+    model = Turned(is_port)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+    return loss
+
+
+def test_a_clipped_gradient_of_a_square_weight_may_be_transposed() -> None:
+    x = torch.linspace(-2, 2, 96).cos().reshape(2, 6, 8)
+    answer = otel_torch.bisect(partial(trained, is_port=False), partial(trained, is_port=True), x)
+    assert answer.verdict == "match"
