@@ -264,6 +264,8 @@ def _is_sum(values: Values, read: int, made: int) -> bool:
 def noise_floors(reference: Graph, noise: Graph | None) -> Floats:
     """Return the error of each value of the reference under noise; NaN where unknown.
 
+    That of a single number may be next to nothing by chance: a sum is off by what its terms are.
+
     Args:
         reference: The reference.
         noise: The same program, recorded with noise: the same operations in the same order.
@@ -276,7 +278,17 @@ def noise_floors(reference: Graph, noise: Graph | None) -> Floats:
     same = len(noise.values) == len(reference.values) and (_names(noise) == _names(reference))
     if not same:
         raise ValueError("the recording with noise ran other operations than the reference")
-    return relative_distances(reference.values.sketch, noise.values.sketch)
+    values, nodes = reference.values, reference.nodes
+    floors = relative_distances(values.sketch, noise.values.sketch)
+    norms = sketch_norms(np.nan_to_num(values.sketch))
+    for node, makes in enumerate(nodes.makes.lists()):
+        reads = nodes.reads[node].tolist()
+        if len(makes) == len(reads) == 1 and values.numel[makes[0]] == 1 and norms[makes[0]] > 0:
+            (made,), (read,) = makes, reads
+            if _is_sum(values, read, made):
+                terms = floors[read] * norms[read] / norms[made]
+                floors[made] = np.fmax(floors[made], terms)
+    return floors
 
 
 def _names(graph: Graph) -> list[str]:

@@ -25,6 +25,7 @@ from otel_torch.graph.error_model import (
     _columns,
     base_limits,
     legal_errors,
+    noise_floors,
 )
 from otel_torch.graph.explanation import Explanation
 from otel_torch.graph.graph import AXIS_LAST, Graph, Rows
@@ -47,8 +48,8 @@ def one_value(array: np.ndarray, dtype: str = "float32") -> Graph:
     return writer.finish()
 
 
-def leaves(*arrays: np.ndarray) -> Graph:
-    writer = Writer()
+def leaves(*arrays: np.ndarray, has_rows: bool = False) -> Graph:
+    writer = Writer(has_rows=has_rows)
     made = [writer.leaf(f"{index}", array) for index, array in enumerate(arrays)]
     writer.end("out", made[0])
     return writer.finish()
@@ -90,6 +91,15 @@ def test_parts_of_a_whole_are_found_by_sums():
     reference, port = relations(leaves(W), leaves(*parts))
     assert reference.relation.tolist() == [PART]
     assert port.relation.tolist() == [PART] * 3
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_parts_with_other_rows_than_the_whole_are_none_whatever_their_sums(has_rows: bool):
+    shuffled = np.random.default_rng(1).permutation(W.reshape(-1)).reshape(W.shape)
+    _, port = relations(
+        leaves(W, has_rows=has_rows), leaves(*np.split(shuffled, 3), has_rows=has_rows)
+    )
+    assert (PART in port.relation.tolist()) is not has_rows
 
 
 def test_legal_error_grows_with_depth_and_with_the_dtype():
@@ -533,3 +543,18 @@ def test_a_value_of_which_a_program_takes_all_parts_is_right_in_them():
     whole = one.op("tanh", one.leaf("both", np.arctanh(both / 10), "input"))
     one.end("out", one.op("slice", whole, 0, 0, 1))
     assert relations(reference, one.finish())[1].relation[1] != CUT
+
+
+def test_noise_that_cancels_in_one_sum_says_nothing_of_the_next():
+    def summed(noise: int | None) -> Graph:
+        writer = Writer(noise=noise)
+        terms = writer.op("tanh", writer.leaf("x", W - W.mean(), "input"))
+        total = writer.op("sum", writer.op("reshape", terms, (36,)), 0)
+        writer.end("out", total)
+        return writer.finish()
+
+    reference = summed(None)
+    floors = [noise_floors(reference, summed(seed)) for seed in range(0, 100, 5)]
+    values = reference.values
+    cancels = np.linalg.norm(values.sketch[1]) / np.linalg.norm(values.sketch[-1])
+    assert min(own[-1] for own in floors) > 0.5 * cancels * min(own[1] for own in floors)

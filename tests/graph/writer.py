@@ -82,6 +82,7 @@ class Writer:
         file: Name of the source file in lines.
         noise: Seed of errors of half a rounding in each result; None for none.
         put: What values are to be instead, by their numbers.
+        has_rows: Whether the rows of values are measured, too.
 
     Attributes:
         arrays: All values, by their numbers.
@@ -91,6 +92,7 @@ class Writer:
     file: str = "reference.py"
     noise: int | None = None
     put: dict[int, np.ndarray] = field(default_factory=dict)
+    has_rows: bool = False
     arrays: list[np.ndarray] = field(default_factory=list)
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     line: str = ""
@@ -173,11 +175,13 @@ class Writer:
     def _content(self, array: np.ndarray, dtype: str | None = None) -> dict[str, Any]:
         sketch, statistics, nonfinite = measure(array)
         kind = {"f": dtype or self.dtype, "i": "int64", "b": "bool"}[array.dtype.kind]
+        rows = array.reshape(-1, array.shape[-1]) if self.has_rows and array.ndim else None
         return {
             "shape": array.shape,
             "dtype": kind,
             "roundoff": ROUNDOFF[kind],
             "sketch": sketch,
+            "rows": None if rows is None else np.stack([measure(row)[0] for row in rows]),
             "statistics": statistics,
             "nonfinite": nonfinite,
         }
