@@ -679,7 +679,7 @@ class _Search:
             if len(lines) > _MOST_PREPARING:
                 continue
             finding, (reference, port) = answer.faults[index], answer.operations[index]
-            answer.faults[index] = replace(finding, port_set_by=(*finding.port_set_by, *lines))
+            answer.faults[index] = replace(finding, port_set_by=(*lines, *finding.port_set_by))
             answer.operations[index] = reference, [*operations, *port]
         answer.report.operations = answer.operations[0]
 

@@ -115,6 +115,8 @@ def _compare_nodes(
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
     if reference.argument[own] != port.argument[other]:
+        if _read_others(*operands):
+            return None
         arguments = _differing_arguments(programs, own, other, name)
         if arguments is not None and _reorders(port, other):
             return replace(arguments, kind="order")
@@ -129,6 +131,12 @@ def _compare_nodes(
         _values_only(port, other, operands[0]),
         name,
     )
+
+
+def _read_others(reference: Sequence[int], port: Sequence[int]) -> bool:
+    """Return whether two nodes read right values, and none of these in common."""
+    first, second = set(reference) - {-1}, set(port) - {-1}
+    return bool(first and second and first.isdisjoint(second))
 
 
 def _features_in_another_order(

@@ -558,3 +558,17 @@ def test_noise_that_cancels_in_one_sum_says_nothing_of_the_next():
     values = reference.values
     cancels = np.linalg.norm(values.sketch[1]) / np.linalg.norm(values.sketch[-1])
     assert min(own[-1] for own in floors) > 0.5 * cancels * min(own[1] for own in floors)
+
+
+def test_numbers_for_other_values_explain_nothing():
+    def scaled(first: float | None, second: float | None) -> Graph:
+        writer = Writer()
+        for name, array, scale in (("x", X, first), ("w", W, second)):
+            value = writer.leaf(name, array, "input")
+            if scale is not None:
+                value = writer.op("mul.scalar", value, scale)
+            writer.end(name, writer.op("tanh", value))
+        return writer.finish()
+
+    faults = compare_graphs(scaled(0.8, None), scaled(None, 0.9)).faults
+    assert faults and "arguments" not in [fault.explanation.kind for fault in faults]
