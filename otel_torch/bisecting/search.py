@@ -17,6 +17,7 @@ from otel_torch.bisecting.error_curves import add_errors
 from otel_torch.bisecting.preparation import Weight, preparing_nodes, rearranged_weights
 from otel_torch.bisecting.printed import PrintedLine
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
+from otel_torch.bisecting.reordered import in_the_order_of_the_reference
 from otel_torch.bisecting.runs import EndedEarly, Programs, RunFailed, RunsDiffer
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
 from otel_torch.graph.compare import GraphFault
@@ -357,7 +358,7 @@ class _Search:
             self._trials.accept(trial.attempt)
             self._harmless.append((compared, trial))
         elif trial is not None:
-            trial = _narrowed(leading, trial)
+            trial = self._in_order(compared, _narrowed(leading, trial))
             self._accept(compared, trial)
             known = len(answer.faults)
             proof = self._proof(trial)
@@ -387,6 +388,17 @@ class _Search:
         elif own:  # what cannot be tried is not refuted by others that fail
             self._add(leading, own[0], None, _NO_MEETING)
         return trial
+
+    def _in_order(self, compared: ComparedRuns, trial: Trial) -> Trial:
+        """Return a trial that exchanges an order alone if that heals as much, else the trial."""
+        attempt = in_the_order_of_the_reference(compared.leading, trial)
+        if attempt is None:
+            return trial
+        second = self._trials.make(compared, attempt)
+        heals_as_much = len(second.healed) >= len(trial.healed)
+        is_match = second.compared.is_match or not trial.compared.is_match
+        is_clean = second.is_better and second.unfit is None
+        return second if is_clean and is_match and heals_as_much else trial
 
     def _with_known_first(
         self, rank: ComparedRank, attempts: Sequence[Attempt]
@@ -652,6 +664,8 @@ class _Search:
             return
         if trial is None:
             proven = rank.with_proven_region(fault)
+        elif trial.attempt.ends_region:
+            proven = fault
         else:
             proven = rank.with_proven_region(fault, trial.attempt.without, trial.attempt.suspects)
         if proof == "proven":

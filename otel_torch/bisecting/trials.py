@@ -37,6 +37,7 @@ class Attempt:
         is_repeated: Whether a line is healed wherever it runs, with all that is between.
         without: Values of the port whose exchange was tried before, and was of no use.
         suspects: What of the port may be at fault at all, if a trial has shown it.
+        ends_region: What is exchanged is the last of the fault's region.
     """
 
     faults: tuple[GraphFault, ...]
@@ -45,6 +46,7 @@ class Attempt:
     is_repeated: bool = False
     without: frozenset[RankedKey] = frozenset()
     suspects: Set[Origin] | None = None
+    ends_region: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,19 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
     return found
 
 
+def reordered_partner(programs: Programs, side: int, value: int) -> int:
+    """Return the other program's value that has the numbers of one in another order, but in the
+    same shape; NOTHING if there is none.
+    """
+    program = programs[side]
+    if program.side.relation[value] != REORDERED:
+        return NOTHING
+    partner = int(program.side.partner[value])
+    shapes = program.graph.values.shape[value], programs[1 - side].graph.values.shape[partner]
+    own, other = ([size for size in shape if size != 1] for shape in shapes)
+    return partner if own == other else NOTHING
+
+
 def use_values_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
     """Return whether most of what both programs have, as their weights, makes as many values of the
     same sizes in both. Else one of them goes through its tokens or its batch in more parts than the

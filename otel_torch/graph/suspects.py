@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from otel_torch.graph.blame import Doubt, DoubtSource, idle_operands, what_is_before
+from otel_torch.graph.blame import (
+    Doubt,
+    DoubtSource,
+    idle_operands,
+    what_is_before,
+)
 from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.states import RIGHT, ComparedProgram, is_given, is_given_vector
+from otel_torch.graph.states import (
+    RIGHT,
+    ComparedProgram,
+    is_given,
+    is_given_vector,
+    reordered_partner,
+)
 
 # what a source does, None for a leaf, and to what
 _TwinKey = tuple[object, tuple[object, ...]]
@@ -55,7 +66,9 @@ def blame_other_orders(
     blamed: list[set[int]] = [set(), set()]
     for side in (0, 1):
         for node in dict.fromkeys(node for source in sources[side] for node in source.suspects):
-            partner = _reordered_partner(programs, side, node)
+            partner = NOTHING
+            if node >= 0:
+                partner = reordered_partner(programs, side, programs[side].makes[node][0])
             if partner != NOTHING and not _is_carried_on(programs[side], doubts[side], node):
                 blamed[side].add(node)
                 blamed[1 - side].add(programs[1 - side].maker[partner])
@@ -98,21 +111,6 @@ def _is_carried_on(program: ComparedProgram, doubt: Doubt, origin: int) -> bool:
         and any(bits & bit for bits in tiers)
         for value, tiers in doubt.tiers.items()
     )
-
-
-def _reordered_partner(
-    programs: tuple[ComparedProgram, ComparedProgram], side: int, node: int
-) -> int:
-    """Return the other program's value that has the numbers of a node's in another order, but in
-    the same shape; NOTHING if there is none.
-    """
-    program, value = programs[side], programs[side].makes[node][0] if node >= 0 else NOTHING
-    if value == NOTHING or program.side.relation[value] != REORDERED:
-        return NOTHING
-    partner = int(program.side.partner[value])
-    shapes = program.graph.values.shape[value], programs[1 - side].graph.values.shape[partner]
-    own, other = ([size for size in shape if size != 1] for shape in shapes)
-    return partner if own == other else NOTHING
 
 
 def _by_operands(program: ComparedProgram) -> dict[tuple[int, tuple[int, ...]], list[int]]:
