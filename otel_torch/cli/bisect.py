@@ -16,8 +16,8 @@ from otel_torch.cli.bisect_runs import (
     ends_early,
     given_options,
     make_teller,
-    prepare_folder,
     print_answer,
+    run_folder,
     run_options,
 )
 from otel_torch.cli.bisect_versions import (
@@ -148,9 +148,12 @@ def run(arguments: argparse.Namespace) -> int:
         find_program(command[0])
     _check_outputs(arguments)
     folder: Path = arguments.out
-    prepare_folder(folder, resumes=arguments.resume)
     options = Options(run_options(arguments), arguments.module)
-    with Progress() as progress, ends_early(arguments.within) as came:
+    with (
+        run_folder(folder, resumes=arguments.resume),
+        Progress() as progress,
+        ends_early(arguments.within) as came,
+    ):
         programs = CommandPrograms(
             reference,
             port,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import re
 import shutil
 import signal
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.recorded_programs import RunOptions
@@ -24,8 +25,10 @@ from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, terminal_size
 
 _OWN = re.compile(
-    r"\d+-\w+|put-\d+|kept|links|exchange-\d+|executed-\w+|plan-[\w-]+\.json|commit-[ab]"
+    r"\d+-\w+|put-\d+|kept|links|exchange-\d+|executed-\w+|plan-[\w-]+\.json|commit-[ab]|lock"
 )
+# is locked as long as a call runs
+_LOCK = "lock"
 
 
 class BisectAnswer(Protocol):
@@ -79,12 +82,17 @@ def close_runs(arguments: argparse.Namespace, bisection: Bisection) -> int:
     return EXIT_STATUS[bisection.verdict]
 
 
-def prepare_folder(folder: Path, *, resumes: bool) -> None:
-    """Make the folder of the runs, and delete what an earlier call left unless it is resumed.
+@contextmanager
+def run_folder(folder: Path, *, resumes: bool) -> Iterator[None]:
+    """Hold the folder of the runs, without what an earlier call left there unless it is resumed.
 
     Raises:
-        BadInput: The folder holds something else.
+        BadInput: The folder holds something else, or another call is running in it.
     """
+    lock = folder / _LOCK
+    if lock.exists():
+        with lock.open() as held:
+            _hold(held, folder)
     if folder.exists() and not resumes:
         names = sorted(path.name for path in folder.iterdir())
         strange = [name for name in names if not _OWN.fullmatch(name)]
@@ -93,6 +101,20 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
             raise BadInput(message)
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as own:
+        _hold(own, folder)
+        yield
+
+
+def _hold(lock: IO[str], folder: Path) -> None:
+    """Lock a file until it is closed. Raises BadInput if another process has locked it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        message = f"another bisect is running in {folder}: choose another folder with --out"
+        raise BadInput(message) from None
+    except OSError:  # not every file system has locks
+        return
 
 
 @contextmanager

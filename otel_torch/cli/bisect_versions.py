@@ -23,8 +23,8 @@ from otel_torch.cli.bisect_runs import (
     ends_early,
     given_options,
     make_teller,
-    prepare_folder,
     print_answer,
+    run_folder,
     run_options,
 )
 from otel_torch.cli.main import BadInput
@@ -116,10 +116,9 @@ def run_versions(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.out
     repository = arguments.repo or (Path() if arguments.commit_a else None)
     commits = None if repository is None else CommitLog(repository)
-    with Progress() as progress, ends_early(None):
+    with run_folder(folder, resumes=False), Progress() as progress, ends_early(None):
         progress("listing what is installed")
         environments = pythons.map(lambda python: list_environment(python or sys.executable))
-        prepare_folder(folder, resumes=False)
         suspects = find_suspects(environments) if arguments.python_a else []
         links = environments.map(lambda own: link_what_a_recording_needs(own, folder))
         with _work_trees(arguments, commits, folder) as (trees, repositories):

@@ -128,7 +128,8 @@ class Finding:
             pass the line of the forward.
         callers, port_callers: The lines that called the function of that line, the nearest first.
         set_by, port_set_by: Where both programs run the same operation, and it reads something
-            else: the lines that have set that in Python, without an operation.
+            else: the lines that have set that in Python, without an operation. Before these, the
+            lines that have made weights which the region reads and the reference has otherwise.
         region: From where to where each program computes something else.
         proof: `proven` if everything after the place matches once it has the reference's value,
             `not proven` if not, or if that says little; None where it was not tried.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import signal
@@ -111,6 +112,17 @@ def test_a_folder_with_other_files_is_left_alone(folder: Path) -> None:
         "otel_torch: mine holds notes.txt, which is no run: choose another with --out\n"
     )
     assert (folder / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_two_calls_do_not_run_in_one_folder(folder: Path) -> None:
+    (folder / "mine").mkdir()
+    with (folder / "mine" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = bisect(folder, "--out", "mine")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "otel_torch: another bisect is running in mine: choose another folder with --out\n"
+    )
 
 
 def test_a_port_that_fails_is_one_line(folder: Path) -> None:
