@@ -114,9 +114,12 @@ def _compare_nodes(
         if is_same and is_known and not any(moves):
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
+    is_alike = reference.argument[own] == port.argument[other] and (
+        _size_made(reference, own) == _size_made(port, other)
+    )
+    if _read_others(*operands) and not is_alike:
+        return None
     if reference.argument[own] != port.argument[other]:
-        if _read_others(*operands):
-            return None
         arguments = _differing_arguments(programs, own, other, name)
         if arguments is not None and _reorders(port, other):
             return replace(arguments, kind="order")
@@ -137,6 +140,10 @@ def _read_others(reference: Sequence[int], port: Sequence[int]) -> bool:
     """Return whether two nodes read right values, and none of these in common."""
     first, second = set(reference) - {-1}, set(port) - {-1}
     return bool(first and second and first.isdisjoint(second))
+
+
+def _size_made(program: ComparedProgram, node: int) -> int:
+    return int(program.graph.values.numel[program.makes[node]].sum())
 
 
 def _features_in_another_order(
