@@ -30,7 +30,8 @@ def in_the_order_of_the_reference(rank: ComparedRank, trial: Trial) -> Attempt |
     """
     port = rank.comparison.programs[1]
     (fault, *others), names = trial.attempt.faults, rank.values_of_port
-    if others or fault.begins_at_leaf or rank.is_divided or rank.comparison.has_rows:
+    is_order = fault.explanation.kind == "order"
+    if others or is_order or fault.begins_at_leaf or rank.is_divided or rank.comparison.has_rows:
         return None
     exchanged = [names[key] for key in trial.attempt.exchanges if key in names]
     before = made_from(port, exchanged, lambda value: is_open(port, value)).difference(exchanged)
@@ -57,6 +58,8 @@ def in_the_order_of_the_reference(rank: ComparedRank, trial: Trial) -> Attempt |
         for value, partner in partners.items()
         if partner != NOTHING
     }
+    if not exchanges:
+        return None
     reference = rank.comparison.programs[0]
     partner = reordered_partner(rank.comparison.programs, 1, first)
     ordered = replace(

@@ -532,7 +532,10 @@ class _Search:
             )
             # weights of one line may all be wrong; one in another order goes with what was healed
             is_weight = fault.begins_at_leaf and fault.explanation.kind != "order"
-            is_read = bool(self._stretches) and rank.reads_any_of(fault, healed)
+            # a port that leaves something out reads what it should, and not more
+            is_read = fault.explanation.kind != "missing" and (
+                bool(self._stretches) and rank.reads_any_of(fault, healed)
+            )
             if is_weight or not (runs_again or is_read):
                 own.append((fault, lines))
         return own

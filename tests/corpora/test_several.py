@@ -29,6 +29,13 @@ def test_both_faults_of_a_port_are_named_and_the_grade_needs_both(tmp_path: Path
     assert not missed.is_complete and (missed.named, missed.elsewhere) == (1, 1)
 
 
+def test_what_is_left_out_behind_what_was_healed_is_a_fault_of_its_own(tmp_path: Path) -> None:
+    port = port_with("unet_channels_transposed", "unet_shortcut_missing")
+    assert port is not None
+    outcome = judge(port, Bisected(CAUSES).bisect(port.case, "fp32", Recorder(CAUSES, tmp_path)))
+    assert outcome.is_complete and outcome.planted == 2
+
+
 def test_faults_that_overlap_are_no_port() -> None:
     assert port_with("llama_residual_scaled", "llama_residual_missing") is None
     assert port_with("unet_kernel_zero", "unet_shifted") is None, "the second one is not seen"
