@@ -27,7 +27,6 @@ from otel_torch.bisecting.later_steps import (
 )
 from otel_torch.bisecting.printed import PrintedLine, find_printed, pair_lines
 from otel_torch.bisecting.runs import (
-    EndedEarly,
     NothingRecorded,
     ProgramRun,
     Programs,
@@ -207,11 +206,10 @@ class RecordedPrograms:
         """
         if self._settings["port"].get("graph_before") == "on" or self._options.is_one_program:
             return None
-        with suppress(RunFailed, EndedEarly):
-            why = "from its first operation on, to learn what has made its weights"
-            return self.compare(
-                compared.reference, self.record("port", why, graph_before="on")
-            ).leading
+        why = "from its first operation on, to learn what has made its weights"
+        with suppress(RunFailed):
+            run = self.record("port", why, graph_before="on")
+            return self.compare(compared.reference, run).leading
         return None
 
     def by_rows(self) -> ComparedRuns:
