@@ -13,6 +13,7 @@ from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equality import MOVED
 from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Floats
 from otel_torch.graph.states import ComparedProgram, moved_back
+from otel_torch.recording.graph_values import PROGRAM
 
 # what a model computes with and was not given: a port by functions has its weights as constants
 _KINDS = (*WEIGHT_KINDS, "constant", "attribute")
@@ -38,10 +39,11 @@ def rearranged_weights(comparison: GraphComparison, fault: GraphFault) -> list[W
     if fault.explanation.kind in ("operand", "exchanged"):
         makers = {program.maker[value] for value in values} - {NOTHING}
         values |= moved_back(program, _read(program, makers))
+    first = _first_of_models(program)
     return [
         Weight(program.graph.values.shape[value], program.graph.values.sketch[value])
         for value in sorted(values)
-        if _is_rearranged(program, value)
+        if _is_rearranged(program, value, first)
     ]
 
 
@@ -77,11 +79,18 @@ def _read(program: ComparedProgram, nodes: Iterable[int]) -> set[int]:
     return {read for node in nodes for read in program.reads[node] if read >= 0}
 
 
-def _is_rearranged(program: ComparedProgram, value: int) -> bool:
+def _first_of_models(program: ComparedProgram) -> int:
+    """Return the first node that runs in a model; 0 if none does."""
+    modules = np.array([not name.startswith(f"{PROGRAM}:") for name in program.graph.modules], bool)
+    return int(modules[program.graph.nodes.module].argmax()) if modules.any() else 0
+
+
+def _is_rearranged(program: ComparedProgram, value: int, first: int) -> bool:
+    """Return whether a value is a weight, by its kind or made before any model ran, and the
+    reference has it in another form.
+    """
     graph, leaf = program.graph, program.graph.values.leaf[value]
-    return bool(
-        leaf != NOTHING
-        and graph.leaf_kinds[leaf] in _KINDS
-        and program.is_informed[value]
-        and program.side.relation[value] < MOVED
-    )
+    is_weight = leaf != NOTHING and graph.leaf_kinds[leaf] in _KINDS
+    is_prepared = 0 <= program.maker[value] < first
+    is_other = program.is_informed[value] and program.side.relation[value] < MOVED
+    return bool(is_other and (is_weight or is_prepared))

@@ -202,9 +202,11 @@ class RecordedPrograms:
 
     def port_from_the_beginning(self, compared: ComparedRuns) -> ComparedRank | None:
         """Return the port from its first operation on beside the reference as it was recorded; None
-        if it is recorded so already, or cannot be. Further runs are recorded as before.
+        if it cannot be recorded so. Further runs are recorded as before.
         """
-        if self._settings["port"].get("graph_before") == "on" or self._options.is_one_program:
+        if self._settings["port"].get("graph_before") == "on":
+            return compared.leading
+        if self._options.is_one_program:
             return None
         why = "from its first operation on, to learn what has made its weights"
         with suppress(RunFailed):

@@ -66,6 +66,20 @@ def test_the_line_that_put_a_weight_together_is_told() -> None:
     assert f"port sets what it reads in test_preparation.py:{line} in convert" in str(answer)
 
 
+def test_a_program_that_is_recorded_from_its_beginning_runs_no_further_time() -> None:
+    def reference(x: Tensor) -> Tensor:
+        return Gated()((x * 2).tanh())
+
+    def port(x: Tensor) -> Tensor:
+        return convert(is_exchanged=True)((x * 3).tanh())
+
+    answer = otel_torch.bisect(reference, port, X)
+    scaled, gated = answer.faults
+    assert "x * 3" in scaled.port_line.text and scaled.port_set_by == ()
+    assert [line.text for line in gated.port_set_by] == ["both = torch.cat([up, gate])"]
+    assert not any("what has made its weights" in run.why for run in answer.runs)
+
+
 HEADS, GROUPS, SIZE = 4, 2, 6
 
 
