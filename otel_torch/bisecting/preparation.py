@@ -1,34 +1,27 @@
-"""Where a port has made the weights that a fault's region reads: fused, split or turned as it was
-converted. Between these lines and the region nothing is a value of the reference.
+"""Find the lines that built the weights which a fault reads, where the port keeps them in another
+form than the reference: fused, split or transposed. Nothing between these lines and the fault is a
+value of the reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equality import MOVED
 from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Floats
-from otel_torch.graph.states import ComparedProgram, moved_back
+from otel_torch.graph.states import ComparedProgram, made_from, moved_back
 from otel_torch.recording.graph_values import PROGRAM
 
 # what a model computes with and was not given: a port by functions has its weights as constants
 _KINDS = (*WEIGHT_KINDS, "constant", "attribute")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Weight:
-    """The content of a weight, by which it is found in another recording of the same program."""
-
-    shape: tuple[int, ...]
-    sketch: Floats
-
-
-def rearranged_weights(comparison: GraphComparison, fault: GraphFault) -> list[Weight]:
-    """Return the port's weights that a fault's region reads and the reference has in another form.
+def rearranged_weights(comparison: GraphComparison, fault: GraphFault) -> list[Floats]:
+    """Return the sketches of the port's weights that a fault's region reads and the reference has
+    in another form: by these they are found in another recording of the same program.
 
     If an operation reads another value than the reference's, what has made that is asked, too.
     """
@@ -41,38 +34,42 @@ def rearranged_weights(comparison: GraphComparison, fault: GraphFault) -> list[W
         values |= moved_back(program, _read(program, makers))
     first = _first_of_models(program)
     return [
-        Weight(program.graph.values.shape[value], program.graph.values.sketch[value])
+        program.graph.values.sketch[value]
         for value in sorted(values)
         if _is_rearranged(program, value, first)
     ]
 
 
-def preparing_nodes(program: ComparedProgram, weights: Sequence[Weight]) -> list[int]:
-    """Return what has made weights of values that the reference has as they are.
+def preparing_nodes(program: ComparedProgram, weights: Sequence[Floats]) -> list[int]:
+    """Return the nodes that built weights from values that the reference has as they are.
 
     Args:
         program: The port, recorded from its first operation on.
+        weights: Their sketches.
     """
-    values = program.graph.values
-    waiting: list[int] = []
-    for weight in weights:
-        has_size = values.numel == np.prod(weight.shape, dtype=np.int64)
-        is_same = has_size & (values.sketch == weight.sketch).all(axis=1)
-        waiting += np.flatnonzero(is_same).tolist()[:1]
-    nodes, seen = set[int](), set(waiting)
-    while waiting:
-        value = waiting.pop()
-        node = program.maker[value]
-        if node < 0:
-            continue
-        reads = [read for read in program.reads[node] if read >= 0]
+    sketch, relation = program.graph.values.sketch, program.side.relation
+    first = [
+        value
+        for weight in weights
+        for value in np.flatnonzero((sketch == weight).all(axis=1)).tolist()[:1]
+    ]
+
+    def is_other(value: int) -> bool:
+        return bool(relation[value] < MOVED)
+
+    def is_kept(value: int) -> bool:
         # a view, and a copy into the parameter, leave a weight as it is
-        if not any(np.array_equal(values.sketch[read], values.sketch[value]) for read in reads):
-            nodes.add(node)
-        new = {read for read in reads if program.side.relation[read] < MOVED} - seen
-        seen |= new
-        waiting += new
-    return sorted(nodes)
+        reads = program.reads[program.maker[value]]
+        return any(read >= 0 and np.array_equal(sketch[read], sketch[value]) for read in reads)
+
+    built = made_from(program, first, is_other)
+    return sorted(
+        {
+            program.maker[value]
+            for value in built
+            if is_other(value) and program.maker[value] >= 0 and not is_kept(value)
+        }
+    )
 
 
 def _read(program: ComparedProgram, nodes: Iterable[int]) -> set[int]:

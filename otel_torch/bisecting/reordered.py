@@ -1,8 +1,8 @@
-"""Where the port first has the reference's numbers in another order, before what a trial heals.
+"""Find where the port's numbers first differ from the reference's in order alone, before what a
+trial has healed.
 
-A weight that was put together wrongly gives heads or channels another order, and some lines on
-something becomes wrong of it. If all is right with the reference's order where the port first has
-another one, nothing between is at fault.
+A weight that was put together wrongly reorders heads or channels, and the first wrong value comes
+some lines later. If restoring the order heals as much, the lines between are not at fault.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
 from otel_torch.bisecting.error_curves import add_errors
-from otel_torch.bisecting.preparation import Weight, preparing_nodes, rearranged_weights
+from otel_torch.bisecting.preparation import preparing_nodes, rearranged_weights
 from otel_torch.bisecting.printed import PrintedLine
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
 from otel_torch.bisecting.reordered import in_the_order_of_the_reference
@@ -28,6 +28,7 @@ from otel_torch.graph.cut import (
     OperationLine,
     operation_lines,
 )
+from otel_torch.graph.graph import Floats
 from otel_torch.parity.finding import CodeLine, Finding, Proof, Report
 from otel_torch.parity.operations.compare_operations import region_operations
 from otel_torch.parity.operations.list_operations import list_operations
@@ -277,14 +278,14 @@ class _Search:
         self._is_bridged = False  # what unrecorded steps have made was exchanged: it has faults
         # what differs and seems not to matter, each with the comparison that it was found in
         self._harmless: list[tuple[ComparedRuns, Trial]] = []
-        # by the line of each fault, what it reads of weights that are none of the reference's
-        self._weights: dict[CodeLine | None, list[Weight]] = {}
+        # by the line of each fault, the sketches of what it reads of weights in another form
+        self._weights: dict[CodeLine | None, list[Floats]] = {}
         # what was exchanged, in order, with the faults that this has added to the answer
         self._healed: list[tuple[Attempt, list[Finding]]] = []
 
     def run(self) -> Bisection:
         if self.answer.verdict == "diverged":
-            self._heal(self.answer, self._compared)
+            self._heal(self._compared)
         return self.answer
 
     def end_early(self, reason: str) -> None:
@@ -306,43 +307,43 @@ class _Search:
         faults = rank.comparison.faults
         return [fault for fault in faults if rank.is_open(fault) and self._counts(rank, fault)]
 
-    def _heal(self, answer: Bisection, compared: ComparedRuns) -> None:
+    def _heal(self, compared: ComparedRuns) -> None:
         """Find one fault after the other, until the port is right with all of them healed."""
         first = compared
         # a fault may take several rounds: the later ones heal it in further layers
         for _ in range(2 * self._options.most_faults):
-            if len(answer.faults) >= self._options.most_faults:
+            if len(self.answer.faults) >= self._options.most_faults:
                 break
             if compared.is_match and self._is_bridged:
                 break
             heal = self._heal_hidden if compared.is_match else self._heal_one
-            trial = heal(answer, compared)
+            trial = heal(compared)
             if trial is None:
                 break
             last, compared = trial.attempt, trial.compared
         if self._harmless:
-            self._add_harmful(answer, compared, last)
-        compared = self._without_needless(answer, first, compared)
-        answer.is_healed = compared.is_match and not self._is_hollow
+            self._add_harmful(compared, last)
+        compared = self._without_needless(first, compared)
+        self.answer.is_healed = compared.is_match and not self._is_hollow
         if first.leading.is_divided and not compared.is_match:
-            answer.withdraw_proofs(_NOT_ALL)
-        self._add_preparation(answer)
-        answer.report.first = next(iter(answer.faults), None)
+            self.answer.withdraw_proofs(_NOT_ALL)
+        self._add_preparation()
+        self.answer.report.first = next(iter(self.answer.faults), None)
         if compared is not first:
-            add_errors(answer, first, compared, self._trials.exchanged)
+            add_errors(self.answer, first, compared, self._trials.exchanged)
 
-    def _heal_one(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
+    def _heal_one(self, compared: ComparedRuns) -> Trial | None:
         """Add the next fault to the answer; return the trial that heals it, if any does."""
         leading = compared.leading
         faults = self._open(leading)
         steps = [fault for fault in faults if leading.is_unrecorded(fault)]
-        if answer.faults and steps == faults:
-            return self._bridge(answer, compared, steps)
+        if self.answer.faults and steps == faults:
+            return self._bridge(compared, steps)
         # what other steps have made is no cause as long as there is one in these
         own = [fault for fault in faults if fault not in steps] or faults
         if leading.is_divided:
-            own = _first_and_repetitions(answer, leading, own)
-        attempts = self._attempts(answer, compared, own)
+            own = _first_and_repetitions(self.answer, leading, own)
+        attempts = self._attempts(compared, own)
         # what heals at a close place is proven, so that no far one need be tried; but what was
         # exchanged behind several places hides until that is done in all layers
         attempts.sort(
@@ -360,7 +361,7 @@ class _Search:
         elif trial is not None:
             trial = self._in_order(compared, _narrowed(leading, trial))
             self._accept(compared, trial)
-            known = len(answer.faults)
+            known = len(self.answer.faults)
             proof = self._proof(trial)
             untested = next((own for own in failed if own.unfit), None)
             if proof != "proven" and untested is not None:
@@ -378,7 +379,7 @@ class _Search:
                 self._add(leading, fault, proof, reason, trial)
                 if proof == "proven":
                     self._stretches.append((leading.finding(fault).port_line, lines))
-            self._healed.append((trial.attempt, answer.faults[known:]))
+            self._healed.append((trial.attempt, self.answer.faults[known:]))
         elif failed and any(own[0] in attempt.faults for attempt in attempts):
             # what was found here, not the later layers of what is known already
             new = (each for each in failed if each.attempt.faults[0] in own)
@@ -417,7 +418,7 @@ class _Search:
                     yield Attempt((known,), cut.closeness, exchanges, is_repeated=True)
             yield attempt
 
-    def _heal_hidden(self, answer: Bisection, compared: ComparedRuns) -> Trial | None:
+    def _heal_hidden(self, compared: ComparedRuns) -> Trial | None:
         """Add a fault that others have hidden; return the trial that heals it, if any does.
 
         Right values enter it, wrong ones leave it, and what was made of these was exchanged: what
@@ -428,7 +429,7 @@ class _Search:
             finding, cut = leading.finding(fault), leading.cut(fault)
             is_leaf = finding.kind == "weights"
             place = (finding.port_module, finding.port_tensor) if is_leaf else finding.port_line
-            is_known = place in self._tried or answer.has_place_of(finding)
+            is_known = place in self._tried or self.answer.has_place_of(finding)
             if cut is None or is_known or not self._counts(leading, fault):
                 continue
             exchanges = leading.exchanges([cut])
@@ -457,9 +458,7 @@ class _Search:
         ranks = [before.compared.of_rank(rank.rank) for rank in compared.ranks]
         return not all(rank.returns_the_same(after.compared.of_rank(rank.rank)) for rank in ranks)
 
-    def _without_needless(
-        self, answer: Bisection, first: ComparedRuns, compared: ComparedRuns
-    ) -> ComparedRuns:
+    def _without_needless(self, first: ComparedRuns, compared: ComparedRuns) -> ComparedRuns:
         """Take out of the answer what need not be exchanged since something before it is; return
         the comparison without that.
 
@@ -480,16 +479,16 @@ class _Search:
             self._trials.take_back(needless)
             compared = trial.compared
             for fault in faults:
-                answer.withdraw(fault)
+                self.answer.withdraw(fault)
         return compared
 
-    def _add_harmful(self, answer: Bisection, compared: ComparedRuns, last: Attempt) -> None:
+    def _add_harmful(self, compared: ComparedRuns, last: Attempt) -> None:
         """Add what seemed not to matter, if it matters once all else is healed; else warn of it.
 
         Args:
             last: What was exchanged last.
         """
-        if not answer.faults:
+        if not self.answer.faults:
             before, trial = self._harmless[0]
             self._add(before.leading, trial.attempt.faults[0], "not proven", None, trial)
             return
@@ -506,7 +505,7 @@ class _Search:
                     self._add(before.leading, fault, proof, reason, trial)
                 else:
                     place = short_place(before.leading.finding(fault))
-                    answer.report.warnings.append(_HARMLESS.format(place=place))
+                    self.answer.report.warnings.append(_HARMLESS.format(place=place))
 
     def _without_work_of_others(
         self, rank: ComparedRank, faults: Sequence[GraphFault], trial: Trial
@@ -551,9 +550,7 @@ class _Search:
                 healed |= lines
             self._healed_places += max(len(place.nodes) for place in fault.places if place)
 
-    def _bridge(
-        self, answer: Bisection, compared: ComparedRuns, steps: Sequence[GraphFault]
-    ) -> Trial | None:
+    def _bridge(self, compared: ComparedRuns, steps: Sequence[GraphFault]) -> Trial | None:
         """Give the port what the reference got from steps that were not recorded.
 
         These steps have the faults that were found, too, and nobody has healed them there.
@@ -565,7 +562,7 @@ class _Search:
         trial = self._trials.make(compared, attempt)
         self._trials.accept(attempt)
         self._is_bridged = True
-        answer.report.warnings.append(_STEPS_BETWEEN)
+        self.answer.report.warnings.append(_STEPS_BETWEEN)
         return trial if trial.is_better else None
 
     def _first_better(
@@ -610,9 +607,7 @@ class _Search:
                     attempts, together = rest, trial
         return together
 
-    def _attempts(
-        self, answer: Bisection, compared: ComparedRuns, faults: Sequence[GraphFault]
-    ) -> list[Attempt]:
+    def _attempts(self, compared: ComparedRuns, faults: Sequence[GraphFault]) -> list[Attempt]:
         """Return what to try, the surest first.
 
         Weights and inputs depend on nothing, so all that can be exchanged are tried together; what
@@ -625,7 +620,7 @@ class _Search:
             batch = leaves if fault in leaves else (fault,)
             if any(batch == attempt.faults for attempt in attempts):
                 continue
-            is_repeated = answer.has_place_of(leading.finding(fault))
+            is_repeated = self.answer.has_place_of(leading.finding(fault))
             if is_repeated:
                 batch = (self._with_repetitions(leading, fault),)
             cuts = list(filter(None, map(leading.cut, batch)))
@@ -680,11 +675,11 @@ class _Search:
         answer.faults.append(finding)
         self._weights[finding.port_line] = rearranged_weights(rank.comparison, proven)
 
-    def _add_preparation(self, answer: Bisection) -> None:
+    def _add_preparation(self) -> None:
         """Add where the port has made what faults read of weights, if the reference has these in
         another form.
         """
-        weights = [self._weights[finding.port_line] for finding in answer.faults]
+        weights = [self._weights[finding.port_line] for finding in self.answer.faults]
         rank = self._programs.port_from_the_beginning(self._compared) if any(weights) else None
         if rank is None:
             return
@@ -695,10 +690,10 @@ class _Search:
             lines = dict.fromkeys(operation.line for operation in operations if operation.line)
             if len(lines) > _MOST_PREPARING:
                 continue
-            finding, (reference, port) = answer.faults[index], answer.operations[index]
-            answer.faults[index] = replace(finding, port_set_by=(*lines, *finding.port_set_by))
-            answer.operations[index] = reference, [*operations, *port]
-        answer.report.operations = answer.operations[0]
+            finding, (reference, port) = self.answer.faults[index], self.answer.operations[index]
+            self.answer.faults[index] = replace(finding, port_set_by=(*lines, *finding.port_set_by))
+            self.answer.operations[index] = reference, [*operations, *port]
+        self.answer.report.operations = self.answer.operations[0]
 
     def _proof(self, trial: Trial) -> Proof:
         """Return what a trial proves that has made something right.

@@ -89,21 +89,27 @@ def run_folder(folder: Path, *, resumes: bool) -> Iterator[None]:
     Raises:
         BadInput: The folder holds something else, or another call is running in it.
     """
-    lock = folder / _LOCK
-    if lock.exists():
-        with lock.open() as held:
-            _hold(held, folder)
     if folder.exists() and not resumes:
         names = sorted(path.name for path in folder.iterdir())
         strange = [name for name in names if not _OWN.fullmatch(name)]
         if strange:
             message = f"{folder} holds {strange[0]}, which is no run: choose another with --out"
             raise BadInput(message)
-        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as own:
-        _hold(own, folder)
+    with (folder / _LOCK).open("w") as lock:
+        _hold(lock, folder)
+        if not resumes:
+            _clear(folder)
         yield
+
+
+def _clear(folder: Path) -> None:
+    """Delete all that is in a folder but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
+            path.unlink()
 
 
 def _hold(lock: IO[str], folder: Path) -> None:

@@ -426,7 +426,7 @@ def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> En
         np.array([limit]),
     )
     is_layout = first.shape[values[0]] != second.shape[values[1]] and not np.isnan(reordered[0])
-    is_layout = is_layout or _are_turned(programs, values)
+    is_equal = is_equal or _are_turned(programs, values)
     return EndPair(name, own, other, error, limit, bool(is_equal or is_layout))
 
 
@@ -444,11 +444,8 @@ def _are_turned(programs: Programs, values: tuple[int, int]) -> bool:
 def _is_behind_forwards(program: ComparedProgram, value: int) -> bool:
     """Return whether a value is made behind a forward, or of such, as a clipped gradient."""
     node = program.maker[value]
-    if node < 0:
-        return False
-    makers = {program.maker[read] for read in program.reads[node] if read >= 0} - {NOTHING}
-    phases = program.graph.nodes.phase[[node, *makers]].tolist()
-    return any(program.graph.phases[phase] in BEHIND_FORWARDS for phase in phases)
+    made = [value, *(read for read in program.reads[node] if read >= 0)] if node >= 0 else []
+    return any(program.maker[own] >= 0 and not _is_of_forward(program, own) for own in made)
 
 
 def _same_rows(

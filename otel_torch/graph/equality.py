@@ -547,7 +547,7 @@ def _have_other_rows(graphs: tuple[Graph, Graph], whole: int, part: int) -> bool
     values = [graph.values for graph in graphs]
     sizes = {table.shape[own][-1:] for table, own in zip(values, (whole, part), strict=True)}
     return len(sizes) == 1 and all(
-        own in table.rows.owner for table, own in zip(values, (whole, part), strict=True)
+        len(table.rows.of(own)) for table, own in zip(values, (whole, part), strict=True)
     )
 
 

@@ -114,12 +114,11 @@ def _compare_nodes(
         if is_same and is_known and not any(moves):
             return Explanation("operation", _names(reference, [own]), _names(port, [other]))
         return None
-    is_alike = reference.argument[own] == port.argument[other] and (
-        _size_made(reference, own) == _size_made(port, other)
-    )
-    if _read_others(*operands) and not is_alike:
+    has_others = reference.argument[own] != port.argument[other]
+    has_other_size = _size_made(reference, own) != _size_made(port, other)
+    if _read_others(*operands) and (has_others or has_other_size):
         return None
-    if reference.argument[own] != port.argument[other]:
+    if has_others:
         arguments = _differing_arguments(programs, own, other, name)
         if arguments is not None and _reorders(port, other):
             return replace(arguments, kind="order")

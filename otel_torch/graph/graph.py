@@ -91,6 +91,12 @@ class RowSketches:
     owner: Indices
     content: Floats
 
+    def of(self, value: int) -> Floats:
+        """Return those of a value, shape (rows, width)."""
+        first, end = np.searchsorted(self.owner, [value, value + 1])
+        content: Floats = self.content[first:end]
+        return content
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:

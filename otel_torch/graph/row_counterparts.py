@@ -164,22 +164,15 @@ def _is_right(program: ComparedProgram, values: Applied) -> bool:
 def _row_count(program: ComparedProgram, value: int) -> int:
     """Return how many rows along the last axis a value has; NOTHING unless all were recorded."""
     shape = program.graph.values.shape[value]
-    count = len(_rows(program, value))
+    count = len(program.graph.values.rows.of(value))
     is_whole = bool(shape) and count * shape[-1] == program.graph.values.numel[value] > 0
     return count if is_whole else NOTHING
-
-
-def _rows(program: ComparedProgram, value: int) -> Floats:
-    rows = program.graph.values.rows
-    first, end = np.searchsorted(rows.owner, [value, value + 1])
-    content: Floats = rows.content[first:end]
-    return content
 
 
 def _same_rows(programs: Programs, known: _Application) -> Indices:
     """Return which row of the reference each row of the port is; NOTHING for further tokens."""
     first, second = (
-        np.concatenate([_rows(program, value) for value in values])
+        np.concatenate([program.graph.values.rows.of(value) for value in values])
         for program, values in zip(programs, known, strict=True)
     )
     nearest = _nearest(first, second)

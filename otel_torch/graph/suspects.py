@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from otel_torch.graph.blame import (
-    Doubt,
-    DoubtSource,
-    idle_operands,
-    what_is_before,
-)
+from otel_torch.graph.blame import Doubt, DoubtSource, idle_operands, what_is_before
 from otel_torch.graph.equality import REORDERED, ROWS
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import (
@@ -65,10 +60,9 @@ def blame_other_orders(
     """
     blamed: list[set[int]] = [set(), set()]
     for side in (0, 1):
-        for node in dict.fromkeys(node for source in sources[side] for node in source.suspects):
-            partner = NOTHING
-            if node >= 0:
-                partner = reordered_partner(programs, side, programs[side].makes[node][0])
+        suspects = dict.fromkeys(node for source in sources[side] for node in source.suspects)
+        for node in (own for own in suspects if own >= 0):
+            partner = reordered_partner(programs, side, programs[side].makes[node][0])
             if partner != NOTHING and not _is_carried_on(programs[side], doubts[side], node):
                 blamed[side].add(node)
                 blamed[1 - side].add(programs[1 - side].maker[partner])

@@ -11,7 +11,7 @@ import torch
 
 ProgramLine = tuple[CodeType, int]
 
-# marks a stub of ours, which stands in for the program's own code
+# names our own stubs, which run in place of the program's code
 STUB = "_otel_torch_own"
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

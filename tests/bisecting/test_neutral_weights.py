@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 def blocks(*, is_causal: bool = True, unloaded: int | None = None) -> nn.Module:
-    """Return blocks, of which one may have the gain that it was made with."""
+    """Return a stack of blocks; the gain of `unloaded` keeps its initial ones."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(is_causal) for _ in range(DEPTH)))
     if unloaded is not None:
