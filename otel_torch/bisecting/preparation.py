@@ -26,7 +26,7 @@ def rearranged_weights(comparison: GraphComparison, fault: GraphFault) -> list[F
     If an operation reads another value than the reference's, what has made that is asked, too.
     """
     program, place = comparison.programs[1], fault.port
-    if place is None or place.leaf != NOTHING:
+    if place is None or place.leaf != NOTHING or fault.explanation.kind == "rows":
         return []
     values = moved_back(program, _read(program, (*place.nodes[:1], *place.region)))
     if fault.explanation.kind in ("operand", "exchanged"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
@@ -19,6 +20,7 @@ from otel_torch.bisecting.printed import PrintedLine
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
 from otel_torch.bisecting.reordered import in_the_order_of_the_reference
 from otel_torch.bisecting.runs import EndedEarly, Programs, RunFailed, RunsDiffer
+from otel_torch.bisecting.taken_rows import begin_at_take, computed_of, takes_of
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
 from otel_torch.graph.compare import GraphFault
 from otel_torch.graph.cut import (
@@ -360,6 +362,7 @@ class _Search:
             self._harmless.append((compared, trial))
         elif trial is not None:
             trial = self._in_order(compared, _narrowed(leading, trial))
+            trial = self._at_take(leading, trial)
             self._accept(compared, trial)
             known = len(self.answer.faults)
             proof = self._proof(trial)
@@ -400,6 +403,19 @@ class _Search:
         is_match = second.compared.is_match or not trial.compared.is_match
         is_clean = second.is_better and second.unfit is None
         return second if is_clean and is_match and heals_as_much else trial
+
+    def _at_take(self, rank: ComparedRank, trial: Trial) -> Trial:
+        """Return a trial whose fault begins at the port's take of wrong rows, if there is one."""
+        takes = takes_of(rank, trial)
+        if takes:
+            tables = [rank.port_key(value) for take in takes for value in take[1:]]
+            computed = map(rank.reference_key, computed_of(rank, trial))
+            with suppress(RunFailed):
+                own = self._trials.values_of_port(tables)
+                return begin_at_take(
+                    rank, trial, takes, self._trials.values_of_reference(list(computed)), own
+                )
+        return trial
 
     def _with_known_first(
         self, rank: ComparedRank, attempts: Sequence[Attempt]

@@ -7,9 +7,12 @@ then: of a program that draws other random numbers in each run nothing can be sa
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges, RankedKey
 from otel_torch.bisecting.recorded_programs import RecordedPrograms
@@ -19,6 +22,9 @@ from otel_torch.graph.compare import GraphFault
 from otel_torch.parity.report.wording import short_place
 from otel_torch.recording.graph_values import file_name, write_wanted
 from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.tensor_files import read_header
+
+Array = NDArray[Any]
 
 # whole values that one run of the reference may leave on the disk, in bytes
 KEPT_BYTES = 1 << 30
@@ -202,6 +208,22 @@ class Trials:
                 "seeds, so that the programs can be compared"
             )
 
+    def values_of_reference(self, keys: Collection[RankedKey]) -> dict[RankedKey, Array]:
+        """Return those of some values of the reference that were kept, whole."""
+        return _read_values(self._folder / "kept", keys)
+
+    def values_of_port(self, keys: Collection[RankedKey]) -> dict[RankedKey, Array]:
+        """Run the port as it is for some of its values, and return those that could be kept, whole.
+
+        Raises:
+            RunFailed: The port did not end well.
+        """
+        folder = self._folder / "kept" / "port"
+        write_wanted(folder, [file_name(*key) for key in keys])
+        why = "to keep a table, and what it takes of it"
+        self._programs.record("port", why, graph_keep=str(folder.resolve()))
+        return _read_values(folder, keys)
+
     def _unfit(self, run: ProgramRun, attempt: Attempt) -> str | None:
         """Return why a value of an attempt could not be put in place, if any could not."""
         for port, own in attempt.exchanges.items():
@@ -227,6 +249,14 @@ def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> froz
         for key, was_right in before.right.items()
         if not was_right and key not in exchanged and rank.right.get(key, False)
     )
+
+
+def _read_values(folder: Path, keys: Collection[RankedKey]) -> dict[RankedKey, Array]:
+    """Return the values that have a file in a folder."""
+    paths = {key: folder / file_name(*key) for key in keys}
+    stored = {key: next(read_header(path)) for key, path in paths.items() if path.exists()}
+    read = {key: own.read() for key, own in stored.items()}
+    return {key: array for key, array in read.items() if array is not None}
 
 
 def _metadata(run: ProgramRun, rank: int) -> dict[str, Any]:

@@ -122,7 +122,9 @@ def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> b
     """Return whether two ends of one name are not the same, or say nothing yet."""
     if _is_elsewhere(programs, pair) or _is_term(programs, pair) or _is_on_the_way(programs, pair):
         return True
-    if _is_in_both(programs, pair) and _are_called_unequally(programs, pair):
+    are_read = all(program.readers[value] for program, value in _in_programs(programs, pair))
+    is_between = are_read or _is_in_both(programs, pair)
+    if is_between and _are_called_unequally(programs, pair):
         return True
     same = [other for other in ends if pair.reference == other.reference or pair.port == other.port]
     return len(same) > 1 and _is_of_another_rank(programs, pair, ends)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from otel_torch.graph.distances import relative_distances, sketch_norms
-from otel_torch.graph.graph import ABS_MEAN, MEAN, Flags, Floats, Graph, Values
+from otel_torch.graph.graph import ABS_MEAN, MAX, MEAN, MIN, Flags, Floats, Graph, Values
 
 # How many roundings an operation may be off by. The model knows neither how long a sum is nor what
 # cancels in it: kernels of torch that sum 4,096 numbers in another order differ by 5 roundings.
@@ -88,6 +88,7 @@ def legal_errors(graph: Graph, measured_errors: Floats | None = None) -> Floats:
     norms: list[float] = sketch_norms(np.nan_to_num(values.sketch)).tolist()
     all_reads, all_makes = nodes.reads.lists(), nodes.makes.lists()
     all_factors = _factors(values, norms, all_reads, all_makes)
+    to_whole = _rounded_to_whole(graph)
     rows = zip(all_reads, all_makes, nodes.moves.tolist(), all_factors, strict=True)
     for reads, makes, is_move, factors in rows:
         known = [value for value in reads if value >= 0]
@@ -99,11 +100,47 @@ def legal_errors(graph: Graph, measured_errors: Floats | None = None) -> Floats:
                 before = sum(squares[t] * (f * norms[t] / norms[value]) ** 2 for t, f in terms)
                 if set(factors) != {1.0}:
                     before = max(before, largest)
+            if to_whole[value]:
+                error = math.sqrt(squares[known[0]]) * norms[known[0]]
+                count = _off_by_one(error, int(values.numel[value]))
+                before = max(before, count / norms[value] ** 2)
             squares[value] = max(before, rounds[value]) if is_move else before + rounds[value]
             if measured[value] < squares[value]:
                 squares[value] = max(measured[value], rounds[value])
     errors: Floats = np.sqrt(np.array(squares))
     return errors
+
+
+def _rounded_to_whole(graph: Graph) -> Flags:
+    """Return which values are several whole numbers, rounded from as many others: pixels.
+
+    Numbers change by a square of 1/12, on average, if they are rounded to the nearest, and by 1/3
+    if they are cut; a sketch tells it within half and twice of that.
+    """
+    values, nodes = graph.values, graph.nodes
+    extremes = values.statistics[:, [MIN, MAX]]
+    are_whole = (extremes == np.round(extremes)).all(axis=1) & (np.ptp(extremes, axis=1) > 1)
+    rounded = np.zeros(len(values), bool)
+    for value in np.flatnonzero(are_whole & (values.maker >= 0)).tolist():
+        reads, numel = nodes.reads[values.maker[value]], values.numel[value]
+        if len(reads) == 1 and reads[0] >= 0 and values.numel[reads[0]] == numel:
+            with np.errstate(invalid="ignore"):  # of masks
+                change = sketch_norms(values.sketch[[value]] - values.sketch[reads])[0] ** 2
+            rounded[value] = 1 / 24 <= change / numel <= 2 / 3
+    return rounded
+
+
+def _off_by_one(error: float, numel: int) -> int:
+    """Return how many of some numbers may be rounded to the next whole one, at most.
+
+    An error of normal distribution crosses the middle between two whole numbers as often as its
+    mean size is, in units of 1.
+
+    Args:
+        error: Of all numbers together before they are rounded, L2.
+    """
+    expected = math.sqrt(2 / math.pi * numel) * error
+    return math.floor(min(expected + NOISE_FACTOR * math.sqrt(expected), numel))
 
 
 def _factors(
@@ -164,6 +201,7 @@ def arriving_errors(graph: Graph, errors: Floats, limits: Floats) -> tuple[Float
     for value in np.flatnonzero((values.maker < 0) & ~np.isnan(errors)).tolist():
         arriving[value] = known[value]
     norms: list[float] = sketch_norms(np.nan_to_num(values.sketch)).tolist()
+    to_whole = _rounded_to_whole(graph)
     rows = zip(nodes.reads.lists(), nodes.makes.lists(), nodes.moves.tolist(), strict=True)
     for node, (reads, makes, is_move) in enumerate(rows):
         columns = _columns(graph.arguments[nodes.argument[node]], reads, makes)
@@ -174,6 +212,10 @@ def arriving_errors(graph: Graph, errors: Floats, limits: Floats) -> tuple[Float
                 # what an update that is all rounding has changed does not cancel in later steps
                 term = min(math.hypot(before, rounds[value]), legal_terms[own[0]])
                 before = max(before, term * norms[own[0]] / norms[value])
+            if to_whole[value]:
+                error = legal_terms[own[0]] * norms[own[0]]
+                count = _off_by_one(error, int(values.numel[value]))
+                before = max(before, math.sqrt(count) / norms[value])
             if before > MOST_ERROR:
                 before = _beside_what_it_changes(values, norms, arriving, own, value, before)
             legal = math.hypot(JUMP * before, JUMP / ROUNDINGS * rounds[value])
@@ -304,7 +346,8 @@ def base_limits(graph: Graph, errors: Floats) -> Floats:
 def limits_with_noise(limits: Floats, floors: Floats, graph: Graph) -> Floats:
     """Replace modelled limits by measured ones, where the reference ran with noise.
 
-    A value never gets a smaller limit than one rounding of its dtype.
+    A value never gets a smaller limit than one rounding of its dtype. Which numbers noise rounds to
+    the next whole one is chance: of these the model knows more.
     """
     roundoff = np.maximum(graph.values.roundoff, rounded_to(graph))
     least = base_limits(graph, rounding_errors(roundoff))
@@ -312,4 +355,20 @@ def limits_with_noise(limits: Floats, floors: Floats, graph: Graph) -> Floats:
     if is_coarse(graph):
         # noise in each operation is more than a coarse dtype's rounding: the model may be stricter
         measured = np.fmin(measured, limits)
+    measured = np.where(_may_be_off_by_one(graph, limits), np.fmax(measured, limits), measured)
     return np.where(np.isnan(floors), limits, measured)
+
+
+def _may_be_off_by_one(graph: Graph, limits: Floats) -> Flags:
+    """Return which values have whole numbers that may be rounded to the next, or are made of such.
+
+    Args:
+        limits: Of the model.
+    """
+    norms = sketch_norms(np.nan_to_num(graph.values.sketch))
+    flags = _rounded_to_whole(graph) & (limits * norms >= 1)
+    if flags.any():
+        for reads, makes in zip(graph.nodes.reads.lists(), graph.nodes.makes.lists(), strict=True):
+            if any(read >= 0 and flags[read] for read in reads):
+                flags[makes] = True
+    return flags

@@ -31,6 +31,7 @@ Kind = Literal[
     "missing",  # the port reads less than the reference
     "extra",  # the port reads more
     "order",  # the same numbers in another order
+    "rows",  # the port takes other rows of a table; reference and port: which
     "features",  # one operand has its features in another order, and what scales or shifts them not
     "cast",  # a change of dtype that the other one does not make
     "random",  # both draw numbers

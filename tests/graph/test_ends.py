@@ -88,6 +88,24 @@ def test_a_number_of_an_end_says_nothing_where_models_are_called_unequally_often
     assert lines(compare_graphs(reference, three(0.7, at_once=True)))[0] == "scale"
 
 
+def test_models_that_are_called_unequally_often_are_paired_by_no_number() -> None:
+    def scaled(factor: float, *, has_helper: bool) -> Graph:
+        writer = Writer()
+        x, w = writer.leaf("x", X, "input"), writer.leaf("w", W)
+        if has_helper:
+            half = writer.op("exp", x)
+            writer.end("out", half)
+            writer.op("square", half)  # which is looked at, and goes nowhere
+        made = writer.op("mm", x, w)
+        writer.end("out#2" if has_helper else "out", made)
+        writer.end("", writer.at("scale").op("mul.scalar", made, factor))
+        return writer.finish()
+
+    reference = scaled(0.5, has_helper=False)
+    assert compare_graphs(reference, scaled(0.5, has_helper=True)).is_match
+    assert lines(compare_graphs(reference, scaled(0.7, has_helper=True))) == ["scale"]
+
+
 def test_of_ends_with_merged_axes_the_first_fault_is_named() -> None:
     def scaled(factor: float, *shape: int) -> Graph:
         writer = Writer()

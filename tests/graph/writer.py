@@ -44,6 +44,7 @@ COMPUTES: dict[str, Any] = {
     "neg": lambda a: -a,
     "exp": np.exp,
     "tanh": np.tanh,
+    "round": np.round,
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "square": lambda a: a * a,

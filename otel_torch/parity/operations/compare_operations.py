@@ -200,7 +200,7 @@ def _input_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 # functions that are no helpers: each module has weights of its own, and nothing calls a script
 _NO_HELPERS = ("forward", "__call__", "<module>")
-_OTHER_READS = ("arguments", "operand", "exchanged")
+_OTHER_READS = ("arguments", "operand", "exchanged", "rows")
 # how many lines before it a name that the line at fault reads may be set to be shown with it
 _NEAR = 4
 

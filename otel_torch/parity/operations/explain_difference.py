@@ -35,6 +35,7 @@ _SENTENCES: dict[Kind, str] = {
     "missing": "The port leaves out {reference}.",
     "extra": "Only the port computes {port}.",
     "order": "The same numbers are in another order.",
+    "rows": "`{operation}` takes {port} of a table, and the reference computes {reference} of it.",
     "features": "`{operation}` reads {port} in another order than the reference does, but "
     "{reference} in the same one.",
     "cast": "The dtype changes in another place: {reference} in the reference, {port} in the port.",
@@ -140,12 +141,17 @@ def _of_values(graph: Graph, values: Sequence[Any]) -> str:
     return _listed([_value(graph, int(value)) for value in values]) or "nothing else"
 
 
+def _of_rows(graph: Graph, rows: Sequence[Any]) -> str:
+    return f"{'row' if len(rows) == 1 else 'rows'} {_listed([str(row) for row in rows])}"
+
+
 # how what stands on a side is described; names of operations elsewhere
 _DESCRIPTIONS: dict[Kind, Callable[[Graph, Sequence[Any]], str]] = {
     "arguments": _of_arguments,
     "operand": _of_values,
     "features": _of_values,
     "leaf": _of_values,
+    "rows": _of_rows,
 }
 
 

@@ -17,6 +17,9 @@ from otel_torch.parity.finding import CodeLine
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 # how far names are followed from line to line, and how many lines people look at
 _DEPTH, _MOST = 3, 6
+# what an argument is that a caller has chosen in the call itself
+_CHOSEN = ast.BinOp | ast.UnaryOp | ast.Constant | ast.IfExp | ast.Subscript
+_CALLED_OTHERWISE = ("forward", "__call__")
 _SIZES = {"shape", "size", "ndim", "len", "device", "dtype"}
 
 
@@ -81,12 +84,10 @@ class _Setting(NamedTuple):
         if caller is None:
             return
         for node in ast.walk(caller.statement):
-            if isinstance(node, ast.Call) and _last_name(node.func) == getattr(
-                function, "name", ""
-            ):
+            if isinstance(node, ast.Call) and _may_call(node, function):
                 argument = _argument(function, parameter, node)
                 if argument is not None:
-                    if isinstance(argument, ast.BinOp | ast.UnaryOp | ast.Constant | ast.IfExp):
+                    if isinstance(argument, _CHOSEN):
                         yield caller
                     yield from self.of(caller, _names(argument), callers[1:], depth - 1)
 
@@ -100,12 +101,23 @@ class _Setting(NamedTuple):
         return not any(_last_name(node) in _SIZES for node in nodes)
 
 
+def _may_call(call: ast.Call, function: Scope) -> bool:
+    """Return whether a call may be one of a function; that of a module's forward has its name."""
+    name = _name(function)
+    return _last_name(call.func) == name or name in _CALLED_OTHERWISE
+
+
+def _name(function: Scope) -> str:
+    return getattr(function, "name", "")
+
+
 def _argument(function: Scope, parameter: str, call: ast.Call) -> ast.expr | None:
     for keyword in call.keywords:
         if keyword.arg == parameter:
             return keyword.value
     names = _parameters(function)
-    is_bound = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
+    is_method = isinstance(call.func, ast.Attribute) or _name(function) in _CALLED_OTHERWISE
+    is_bound = is_method and names[:1] == ["self"]
     index = names.index(parameter) - is_bound
     return call.args[index] if 0 <= index < len(call.args) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -70,6 +71,20 @@ def test_without_a_caller_arguments_are_not_known(tmp_path: Path) -> None:
 def test_loops_globals_and_numbers_that_are_passed_are_seen(tmp_path: Path) -> None:
     expected = [3, 18, 19, 24, CALL_OF_ROTATE]
     assert lines(tmp_path, ROTATE, [CALL_OF_ROTATE], computed=[20, *range(26, 29)]) == expected
+
+
+def test_a_size_that_a_caller_passes_to_a_module_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    text = [
+        "class Net:",
+        "    def forward(self, x, start):",
+        "        return x[start:]",
+        "def main(net, x):",
+        "    return net(x, x.shape[0])",
+    ]
+    file.write_text("\n".join(text))
+    read, call = (CodeLine(str(file), number, "", text[number - 1].strip()) for number in (3, 5))
+    assert python_lines(read, [call], {(str(file), 3)}) == (replace(call, function="main"),)
 
 
 @pytest.mark.parametrize("text", ["other = 1", "def ("])
