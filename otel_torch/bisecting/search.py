@@ -339,10 +339,11 @@ class _Search:
         leading = compared.leading
         faults = self._open(leading)
         steps = [fault for fault in faults if leading.is_unrecorded(fault)]
-        if self.answer.faults and steps == faults:
-            return self._bridge(compared, steps)
         # what other steps have made is no cause as long as there is one in these
         own = [fault for fault in faults if fault not in steps] or faults
+        is_between = steps == faults or _are_surer(steps, own)
+        if self.answer.faults and is_between:
+            return self._bridge(compared, steps)
         if leading.is_divided:
             own = _first_and_repetitions(self.answer, leading, own)
         attempts = self._attempts(compared, own)
@@ -702,11 +703,16 @@ class _Search:
         program = rank.comparison.programs[1]
         for index, own in enumerate(weights):
             nodes = preparing_nodes(program, own)
-            operations = list_operations(program.graph, nodes, program.state)
+            finding, (reference, port) = self.answer.faults[index], self.answer.operations[index]
+            known = {operation.line for operation in port}
+            operations = [
+                operation
+                for operation in list_operations(program.graph, nodes, program.state)
+                if operation.line not in known
+            ]
             lines = dict.fromkeys(operation.line for operation in operations if operation.line)
             if len(lines) > _MOST_PREPARING:
                 continue
-            finding, (reference, port) = self.answer.faults[index], self.answer.operations[index]
             self.answer.faults[index] = replace(finding, port_set_by=(*lines, *finding.port_set_by))
             self.answer.operations[index] = reference, [*operations, *port]
         self.answer.report.operations = self.answer.operations[0]
@@ -730,6 +736,11 @@ class _Search:
             return True
         finding = rank.finding(fault)
         return any(pattern.search(name or "") for name in (finding.module, finding.port_module))
+
+
+def _are_surer(faults: Sequence[GraphFault], others: Sequence[GraphFault]) -> bool:
+    """Return whether any of some faults is certain, and none of others."""
+    return any(own.is_certain for own in faults) and not any(own.is_certain for own in others)
 
 
 def _first_and_repetitions(

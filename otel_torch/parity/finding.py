@@ -127,9 +127,10 @@ class Finding:
         line, port_line: The line that computes it, where operations were recorded; of a backward
             pass the line of the forward.
         callers, port_callers: The lines that called the function of that line, the nearest first.
-        set_by, port_set_by: Where both programs run the same operation, and it reads something
-            else: the lines that have set that in Python, without an operation. Before these, the
-            lines that have made weights which the region reads and the reference has otherwise.
+        set_by, port_set_by: The lines that have set in Python, without an operation, what the line
+            reads; of the reference where both programs run the same operation, and it reads
+            something else. Before these, the lines that have made weights which the region reads
+            and the reference has otherwise.
         region: From where to where each program computes something else.
         proof: `proven` if everything after the place matches once it has the reference's value,
             `not proven` if not, or if that says little; None where it was not tried.

@@ -56,3 +56,4 @@ def test_a_wrong_table_is_named_where_it_is_made() -> None:
     answer = otel_torch.bisect(reference, lambda x: port(x, base=100.0), X)
     (finding,) = answer.faults
     assert "self.base **" in finding.port_line.text
+    assert finding.port_set_by[0].text == "self.base = base"

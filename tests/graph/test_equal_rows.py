@@ -73,6 +73,13 @@ def test_one_program_may_have_tokens_that_the_other_never_had() -> None:
     assert find(packed, padded).are_all(np.array([False])).tolist() == [True, True]
 
 
+def test_a_row_that_is_passed_on_says_nothing_of_what_comes_with_it() -> None:
+    # attention that looks back leaves the first token as it was
+    attended = np.concatenate([TOKENS[:1], -TOKENS[1:]])
+    found = find(graph_of(TOKENS, attended, attended), graph_of(TOKENS[:3]))
+    assert found.are_all(np.array([True])).tolist() == [True, False, False]
+
+
 def test_a_value_without_any_row_of_the_other_program_is_not_all_there() -> None:
     assert find(graph_of(-TOKENS), graph_of(TOKENS)).are_all(np.array([True])).tolist() == [False]
 

@@ -200,7 +200,9 @@ def _input_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 # functions that are no helpers: each module has weights of its own, and nothing calls a script
 _NO_HELPERS = ("forward", "__call__", "<module>")
-_OTHER_READS = ("arguments", "operand", "exchanged", "rows")
+_OTHER_READS = ("arguments", "operand", "exchanged", "rows", "random")
+# what differs in code that a number of Python may have misled
+_OTHER_CODE = ("operation", "missing", "extra", "cast", "other")
 # how many lines before it a name that the line at fault reads may be set to be shown with it
 _NEAR = 4
 
@@ -232,6 +234,8 @@ def make_finding(
             comparison.programs, _explained_places(fault), recorded, strict=True
         )
     )
+    if fault.explanation.kind in _OTHER_CODE:
+        port = port._replace(set_by=_set_by(comparison.graphs[1], port.line, port.callers))
     return Finding(
         model=reference.recorded.model,
         module=reference.recorded.module,
@@ -293,10 +297,7 @@ def _half(
     callers = _callers(program, place, recorded)
     if callers and _is_right_elsewhere(program, place, recorded):
         line, *callers = callers
-    set_by: tuple[CodeLine, ...] = ()
-    if line is not None and reads_others:
-        computed = {(str(own[0]), int(own[1])) for own in graph.lines if own}
-        set_by = python_lines(line, callers, computed)
+    set_by = _set_by(graph, line, callers) if reads_others else ()
     return _Half(
         _recorded_place(graph, place, recorded.places),
         _side(graph, place),
@@ -305,6 +306,15 @@ def _half(
         tuple(callers),
         set_by,
     )
+
+
+def _set_by(
+    graph: Graph, line: CodeLine | None, callers: Sequence[CodeLine]
+) -> tuple[CodeLine, ...]:
+    """Return the lines that set in Python what a line reads."""
+    if line is None:
+        return ()
+    return python_lines(line, callers, {(str(own[0]), int(own[1])) for own in graph.lines if own})
 
 
 def _callers(

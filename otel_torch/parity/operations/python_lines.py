@@ -19,7 +19,7 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _DEPTH, _MOST = 3, 6
 # what an argument is that a caller has chosen in the call itself
 _CHOSEN = ast.BinOp | ast.UnaryOp | ast.Constant | ast.IfExp | ast.Subscript
-_CALLED_OTHERWISE = ("forward", "__call__")
+_CALLED_OTHERWISE = ("forward", "__call__", "__init__")
 _SIZES = {"shape", "size", "ndim", "len", "device", "dtype"}
 
 
@@ -64,17 +64,22 @@ class _Setting(NamedTuple):
     def of(
         self, place: _Statement, names: Set[str], callers: Sequence[CodeLine], depth: int = _DEPTH
     ) -> Iterator[_Statement]:
-        """Yield what sets names before a place, and what sets the names that this reads."""
+        """Yield what sets names before a place, and what sets the names that this reads; last what
+        sets them for a whole file.
+        """
         parameters = _parameters(place.scope)
-        for name in sorted(names) if depth else ():
-            binding = _binding(place, name)
+        bindings = {name: _binding(place, name) for name in sorted(names)} if depth else {}
+        of_file = [name for name, own in bindings.items() if own is None and name not in parameters]
+        bindings |= {name: _global_binding(place, name) for name in of_file}
+        for name in sorted(bindings, key=of_file.__contains__):
+            binding = bindings[name]
             if binding is None and name in parameters and callers:
                 yield from self._passed(place.scope, name, callers, depth)
-            if binding is None and name not in parameters:
-                binding = _global_binding(place, name)
             if binding is not None and self._counts(binding):
                 yield binding
-                yield from self.of(binding, _names(binding.statement), callers, depth - 1)
+                # who has called another function, such as an __init__, is not known
+                its = callers if _begin_of(binding) == _begin_of(place) else ()
+                yield from self.of(binding, _names(binding.statement), its, depth - 1)
 
     def _passed(
         self, function: Scope, parameter: str, callers: Sequence[CodeLine], depth: int
@@ -102,9 +107,13 @@ class _Setting(NamedTuple):
 
 
 def _may_call(call: ast.Call, function: Scope) -> bool:
-    """Return whether a call may be one of a function; that of a module's forward has its name."""
+    """Return whether a call may be one of a function, or of what has such a method."""
     name = _name(function)
     return _last_name(call.func) == name or name in _CALLED_OTHERWISE
+
+
+def _begin_of(place: _Statement) -> int:
+    return getattr(place.scope, "lineno", 0)
 
 
 def _name(function: Scope) -> str:
