@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from otel_torch.bisecting.bisection import Bisection
 from otel_torch.bisecting.compared import ComparedRank, ComparedRuns, Exchanges
+from otel_torch.bisecting.earlier_places import earlier_attempts
 from otel_torch.bisecting.error_curves import add_errors
 from otel_torch.bisecting.preparation import preparing_nodes, rearranged_weights
 from otel_torch.bisecting.printed import PrintedLine
 from otel_torch.bisecting.recorded_programs import RecordedPrograms, RunOptions, first_apart
-from otel_torch.bisecting.reordered import in_the_order_of_the_reference
 from otel_torch.bisecting.runs import EndedEarly, Programs, RunFailed, RunsDiffer
 from otel_torch.bisecting.taken_rows import begin_at_take, computed_of, takes_of
 from otel_torch.bisecting.trials import Attempt, Trial, Trials
@@ -362,7 +362,7 @@ class _Search:
             self._trials.accept(trial.attempt)
             self._harmless.append((compared, trial))
         elif trial is not None:
-            trial = self._in_order(compared, _narrowed(leading, trial))
+            trial = self._earlier(compared, _narrowed(leading, trial))
             trial = self._at_take(leading, trial)
             self._accept(compared, trial)
             known = len(self.answer.faults)
@@ -394,16 +394,17 @@ class _Search:
             self._add(leading, own[0], None, _NO_MEETING)
         return trial
 
-    def _in_order(self, compared: ComparedRuns, trial: Trial) -> Trial:
-        """Return a trial that exchanges an order alone if that heals as much, else the trial."""
-        attempt = in_the_order_of_the_reference(compared.leading, trial)
-        if attempt is None:
-            return trial
-        second = self._trials.make(compared, attempt)
-        heals_as_much = len(second.healed) >= len(trial.healed)
-        is_match = second.compared.is_match or not trial.compared.is_match
-        is_clean = second.is_better and second.unfit is None
-        return second if is_clean and is_match and heals_as_much else trial
+    def _earlier(self, compared: ComparedRuns, trial: Trial) -> Trial:
+        """Return a trial that exchanges an order or a precision alone if that heals as much, else
+        the trial.
+        """
+        for attempt in earlier_attempts(compared.leading, trial):
+            second = self._trials.make(compared, attempt)
+            heals_as_much = len(second.healed) >= len(trial.healed)
+            is_match = second.compared.is_match or not trial.compared.is_match
+            if second.is_better and second.unfit is None and is_match and heals_as_much:
+                return second
+        return trial
 
     def _at_take(self, rank: ComparedRank, trial: Trial) -> Trial:
         """Return a trial whose fault begins at the port's take of wrong rows, if there is one."""

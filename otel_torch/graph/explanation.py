@@ -34,6 +34,7 @@ Kind = Literal[
     "rows",  # the port takes other rows of a table; reference and port: which
     "features",  # one operand has its features in another order, and what scales or shifts them not
     "cast",  # a change of dtype that the other one does not make
+    "rounded",  # the port alone rounds a value to a coarser dtype
     "random",  # both draw numbers
     "leaf",  # a parameter, buffer, input or constant has another content
     "end",  # the programs return other values of those that both compute

@@ -231,6 +231,29 @@ def reordered_partner(programs: Programs, side: int, value: int) -> int:
     return partner if own == other else NOTHING
 
 
+def is_rounded(programs: Programs, value: int) -> bool:
+    """Return whether a value of the port equals one of the reference, but is off by more than that
+    is rounded: a coarser dtype came before it.
+    """
+    side, finest = programs[1].side, programs[0].graph.values.roundoff
+    unrounded = finest[side.partner[value]]
+    is_off = side.relation[value] >= ROWS and side.error[value] > JUMP * unrounded
+    return bool(is_off and unrounded > 0)
+
+
+def unrounded_partner(programs: Programs, value: int) -> int:
+    """Return the reference's value of one that the port has cast to a coarser dtype and back;
+    NOTHING if it has not.
+    """
+    port, roundoff = programs[1], programs[1].graph.values.roundoff
+    node, partner = port.maker[value], int(port.side.partner[value])
+    if node == NOTHING or not port.graph.nodes.casts[node] or not is_rounded(programs, value):
+        return NOTHING
+    (read,) = port.reads[node]
+    unrounded = programs[0].graph.values.roundoff[partner]
+    return partner if roundoff[value] <= unrounded < roundoff[read] else NOTHING
+
+
 def use_values_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
     """Return whether most of what both programs have, as their weights, makes as many values of the
     same sizes in both. Else one of them goes through its tokens or its batch in more parts than the

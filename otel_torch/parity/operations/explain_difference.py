@@ -39,6 +39,7 @@ _SENTENCES: dict[Kind, str] = {
     "features": "`{operation}` reads {port} in another order than the reference does, but "
     "{reference} in the same one.",
     "cast": "The dtype changes in another place: {reference} in the reference, {port} in the port.",
+    "rounded": "The port rounds to {port} here, and the reference does not.",
     "random": "Both programs draw random numbers here.",
     "leaf": "{reference} of the reference and {port} of the port have different contents.",
     "end": "Each program computes what the other returns, but returns something else.",
@@ -152,6 +153,7 @@ _DESCRIPTIONS: dict[Kind, Callable[[Graph, Sequence[Any]], str]] = {
     "features": _of_values,
     "leaf": _of_values,
     "rows": _of_rows,
+    "rounded": _of_arguments,
 }
 
 
