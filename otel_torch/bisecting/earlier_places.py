@@ -51,7 +51,7 @@ def earlier_attempts(rank: ComparedRank, trial: Trial) -> Iterator[Attempt]:
             yield replace(trial.attempt, faults=(earlier,), exchanges=exchanges, ends_region=True)
 
 
-class _Difference(NamedTuple):
+class _LoneDifference(NamedTuple):
     """In what alone two values may differ.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Difference(NamedTuple):
     begin: Callable[[GraphFault, Programs, int], GraphFault]
 
 
-def _first(rank: ComparedRank, attempt: Attempt, difference: _Difference) -> int | None:
+def _first(rank: ComparedRank, attempt: Attempt, difference: _LoneDifference) -> int | None:
     """Return the port's first value before an exchange that differs from one of the reference in
     one thing alone.
     """
@@ -80,7 +80,7 @@ def _first(rank: ComparedRank, attempt: Attempt, difference: _Difference) -> int
     return min(places)[1] if places else None
 
 
-def _exchanges(rank: ComparedRank, line: OperationLine, difference: _Difference) -> Exchanges:
+def _exchanges(rank: ComparedRank, line: OperationLine, difference: _LoneDifference) -> Exchanges:
     """Return what takes the difference from the values of a line."""
     programs = rank.comparison.programs
     exchanges: Exchanges = {}
@@ -137,13 +137,13 @@ def _begin_at_rounding(fault: GraphFault, programs: Programs, value: int) -> Gra
     )
 
 
-_DIFFERENCES: dict[Kind, _Difference] = {
-    "order": _Difference(
+_DIFFERENCES: dict[Kind, _LoneDifference] = {
+    "order": _LoneDifference(
         lambda programs, value: reordered_partner(programs, 1, value),
         lambda programs, value: is_open(programs[1], value),
         _begin_at_order,
     ),
-    "rounded": _Difference(
+    "rounded": _LoneDifference(
         unrounded_partner,
         lambda programs, value: is_open(programs[1], value) or is_rounded(programs, value),
         _begin_at_rounding,

@@ -352,11 +352,12 @@ def rounding(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return sample
 
 
-def test_what_heals_only_together_is_named_and_the_cast_that_did_it_pointed_at() -> None:
+def test_what_heals_only_together_is_named_at_the_cast_that_did_it() -> None:
     right, wrong = rounding(lambda s: s * 1000), rounding(lambda s: s.bfloat16().float() * 1000)
     answer = otel_torch.bisect(right, wrong, X)
     assert answer.is_healed and [fault.proof for fault in answer.faults] == ["proven"]
-    assert texts(answer) == ["waves = torch.cat([angles.cos(), angles.sin()], -1)"]
+    (text,) = texts(answer)
+    assert "s.bfloat16().float() * 1000" in text
     (warning,) = answer.report.warnings
     assert "only the port computes in bfloat16, first at " in warning
     number = int(warning.partition("test_callables.py:")[2].partition(":")[0])
