@@ -128,14 +128,17 @@ def _places(content: Array | None, table: Array, limit: float) -> Places:
     of it alone.
     """
     width = table.shape[-1]
-    if content is None or content.size % width:
+    if content is None or content.size % width or "c" in (content.dtype.kind, table.dtype.kind):
         return ()
-    own, places = table.reshape(-1, width), set[int]()
-    for row in np.unique(content.reshape(-1, width), axis=0):
-        same = np.linalg.norm(own - row, axis=1) <= limit * np.linalg.norm(row)
-        if same.sum() != 1:
+    own, rows = (array.astype(np.float64).reshape(-1, width) for array in (table, content))
+    places = set[int]()
+    for row in np.unique(rows, axis=0):
+        most = limit * np.linalg.norm(row)
+        near = np.flatnonzero(np.abs(own[:, 0] - row[0]) <= most)  # a table may be long
+        same = near[np.linalg.norm(own[near] - row, axis=1) <= most]
+        if len(same) != 1:
             return ()
-        places.add(int(same.argmax()))
+        places.add(int(same[0]))
     return tuple(sorted(places))
 
 
