@@ -119,7 +119,8 @@ def _rounded_to_whole(graph: Graph) -> Flags:
     """
     values, nodes = graph.values, graph.nodes
     extremes = values.statistics[:, [MIN, MAX]]
-    are_whole = (extremes == np.round(extremes)).all(axis=1) & (np.ptp(extremes, axis=1) > 1)
+    are_whole = (extremes == np.round(extremes)).all(axis=1)
+    are_whole &= extremes[:, 1] > extremes[:, 0] + 1
     rounded = np.zeros(len(values), bool)
     for value in np.flatnonzero(are_whole & (values.maker >= 0)).tolist():
         reads, numel = nodes.reads[values.maker[value]], values.numel[value]
