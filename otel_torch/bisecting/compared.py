@@ -339,9 +339,31 @@ class ComparedRank:
 
     def is_unrecorded(self, fault: GraphFault) -> bool:
         """Return whether a fault is in what came from steps that were not recorded."""
-        return any(
-            place is not None and place.leaf != NOTHING and graph.values.unrecorded[place.leaf]
+        return any(self._are_unrecorded(fault))
+
+    def _are_unrecorded(self, fault: GraphFault) -> tuple[bool, bool]:
+        """Return in which programs a fault is in what came from steps that were not recorded."""
+        reference, port = (
+            place is not None
+            and place.leaf != NOTHING
+            and bool(graph.values.unrecorded[place.leaf])
             for graph, place in zip(self.comparison.graphs, fault.places, strict=True)
+        )
+        return reference, port
+
+    @property
+    def has_recorded_fault(self) -> bool:
+        """Whether there is a fault, and in neither program all are in what came from steps that
+        were not recorded: what is at fault in the other one may just be more of its steps.
+        """
+        faults = self.comparison.faults
+        return all(
+            any(
+                not self._are_unrecorded(fault)[side]
+                for fault in faults
+                if fault.places[side] is not None
+            )
+            for side in (0, 1)
         )
 
     def is_exchanged_itself(self, fault: GraphFault) -> bool:

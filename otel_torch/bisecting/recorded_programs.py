@@ -151,8 +151,7 @@ class RecordedPrograms:
     def _later(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
         """Return the comparison of a later step, if the first ones match; else None."""
         rank = compared.leading
-        has_own_fault = not all(map(rank.is_unrecorded, rank.comparison.faults))
-        if has_own_fault or self._options.steps is not None:
+        if rank.has_recorded_fault or self._options.steps is not None:
             return None
         limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
         later = find_later_step(

@@ -544,7 +544,8 @@ class _Search:
             lines = rank.healed_lines(fault, attempt.without, attempt.suspects)
             line = rank.finding(fault).port_line
             runs_again = any(
-                first in lines and (line == first or line in stretch)
+                (first in lines and (line == first or line in stretch))
+                or (lines and lines <= stretch)
                 for first, stretch in self._stretches
             )
             # weights of one line may all be wrong; one in another order goes with what was healed

@@ -317,14 +317,20 @@ def _same_content(
     programs: Programs, loose: list[list[int]], informed: list[Flags], *, is_one_program: bool
 ) -> list[tuple[int, int]]:
     """Pair ends that are equal, in order what else is of one shape, at first what one operation
-    makes, and then what has such a shape with neighboring axes merged: of what was made last a view
-    is not seen.
+    makes and what rounds in both, and then what has such a shape with neighboring axes merged: of
+    what was made last a view is not seen.
 
     Args:
         informed: The values of each program that tell something.
     """
     pairs: list[tuple[int, int]] = []
-    for kind in ("content", "operation", "shape", *(("any",) if is_one_program else ())):
+    for kind in (
+        "content",
+        "operation",
+        "rounding",
+        "shape",
+        *(("any",) if is_one_program else ()),
+    ):
         paired = [{pair[side] for pair in pairs} for side in (0, 1)]
         keys = [
             [None if end in own else _key(program, end, kind, flags) for end in side]
@@ -395,6 +401,8 @@ def _key(program: ComparedProgram, end: int, kind: str, informed: Flags) -> obje
     node, weight = program.maker[value], _weight(program, end)
     if kind == "operation" and node >= 0:
         return shape, weight, *program.family(node)
+    if kind == "rounding":
+        return shape, weight, bool(program.graph.values.roundoff[value] > 0)
     return shape, weight
 
 

@@ -22,6 +22,8 @@ from otel_torch.recording.rows import Row
 _UPDATE, REREAD = "update", "otel_torch.reread"
 # a summary that people read has at most this many numbers, each of this many: a mean by channel
 _FEW, _TIMES = 16, 16
+# in the names of dtypes that round
+ROUNDING_DTYPES = ("float", "complex")
 # rank, loop and step
 Step = tuple[Any, Any, Any]
 
@@ -70,6 +72,16 @@ class RecordedProgram:
             self.is_small(value) or (self.size(value) or most) <= min(_FEW, most // _TIMES)
             for value in numbers
         )
+
+    def numbers_read(self, node: int) -> list[int]:
+        """Return the values that a node reads, but for indices and masks."""
+        read = self.reads[node]
+        rounding = [value for value in read if self._may_round(value)]
+        return rounding or list(read)
+
+    def _may_round(self, value: int) -> bool:
+        dtype = str(self.values[value][0].get("dtype", "")) if value in self.values else ""
+        return any(word in dtype for word in ROUNDING_DTYPES)
 
     def size(self, value: int) -> int | None:
         """Return how many elements a value has, if that is known."""
@@ -253,7 +265,7 @@ def _results(program: RecordedProgram) -> list[int]:
                 continue
             # squares of gradients of which a norm is shown: the program goes on with the gradients
             is_shown = not read.isdisjoint(numbers)
-            if is_shown and not needed.isdisjoint(program.reads[node]):
+            if is_shown and not needed.isdisjoint(program.numbers_read(node)):
                 read.update(program.reads[node])
                 continue
             is_later = node > last[program.run_of(node)]

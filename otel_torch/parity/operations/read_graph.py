@@ -22,7 +22,11 @@ from otel_torch.graph.equality import LEAST_NUMEL
 from otel_torch.graph.graph import NOTHING, PUT, Graph
 from otel_torch.parity.finding import CodeLine
 from otel_torch.parity.operations.join_ranks import join_ranks
-from otel_torch.parity.operations.program_ends import RecordedProgram, ends_of
+from otel_torch.parity.operations.program_ends import (
+    ROUNDING_DTYPES,
+    RecordedProgram,
+    ends_of,
+)
 from otel_torch.parity.operations.rank_readings import readings_of_ranks, sketch_of
 from otel_torch.parity.recording_source import RecordingSource
 from otel_torch.parity.tolerance import half_ulp
@@ -39,7 +43,6 @@ _LINES = frozenset({"line", "forward_line"})
 _VALUES = frozenset({"value", "replaces"})
 # values of one rank: more than a recording has rows
 _RANK_SHIFT = 40
-_ROUNDING_DTYPES = ("float", "complex")
 # dtypes of complex numbers round as their parts do
 _PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64"}
 
@@ -348,7 +351,7 @@ def _rows_of(row: Row) -> NDArray[np.float64] | None:
 
 
 def _roundoff(dtype: str) -> float:
-    if not any(word in dtype for word in _ROUNDING_DTYPES):
+    if not any(word in dtype for word in ROUNDING_DTYPES):
         return 0.0
     return half_ulp([_PARTS.get(dtype, dtype)])
 
