@@ -16,8 +16,6 @@ from itertools import islice
 
 import numpy as np
 
-from otel_torch.graph.distances import relative_distances
-from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.states import (
     DOUBTFUL,
     RIGHT,
@@ -364,8 +362,6 @@ def _is_evidence(
     """Return whether a right value says that what its node reads is right, though in doubt."""
     if _says_little(program, node) or does_nothing(program, node) or _is_put(program, other, made):
         return False
-    if _only_compares(program, node, made):
-        return False
     if not rules.sees_insensitive or not _is_insensitive(program, other, node, made):
         return True
     return _are_independent(program, doubt, program.reads[node])
@@ -421,19 +417,6 @@ def _says_little(program: ComparedProgram, node: int) -> bool:
     nodes = program.graph.nodes
     is_fused = nodes.moves[node] and (nodes.inside == node).any()
     return bool(nodes.is_vague[node] or is_fused) or _takes_part(program, node)
-
-
-def _only_compares(program: ComparedProgram, node: int, made: int) -> bool:
-    """Return whether a node makes whole numbers that are not those which it reads, rounded: places
-    of the largest, an order, a count. These see little of what numbers are.
-    """
-    values = program.graph.values
-    rounding = [read for read in program.reads[node] if read >= 0 and values.roundoff[read] > 0]
-    if values.roundoff[made] > 0 or not rounding:
-        return False
-    alike = [read for read in rounding if values.numel[read] == values.numel[made]]
-    sketches = values.sketch[[made] * len(alike)], values.sketch[alike]
-    return not (relative_distances(*sketches) <= MOST_ERROR).any()
 
 
 def _takes_part(program: ComparedProgram, node: int) -> bool:

@@ -209,6 +209,26 @@ def test_what_is_made_of_inputs_alone_for_the_next_step_is_no_end():
     assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 5: ""}
 
 
+def test_what_one_index_has_chosen_of_several_values_are_ends_each():
+    """Scores and labels of the best boxes, of which the program shows the sum of the scores."""
+
+    def row(op: str, number: int, reads: list[int], shape: list[int], **fields) -> dict:
+        own = {"tensor": f"op[{number}]", "op": op, "reads": reads, "value": number, "makes": 0}
+        return PLACE | own | content(number, shape) | fields
+
+    whole = {"dtype": "torch.int64"}
+    program = [
+        rows()[0],
+        row("aten.mul.Tensor", 1, [0], [2, 8]),
+        row("aten.argsort.default", 2, [1], [40], **whole),
+        row("aten.argmax.default", 3, [1], [40], **whole),
+        row("aten.index.Tensor", 4, [1, 2], [20], moves=True),
+        row("aten.index.Tensor", 5, [3, 2], [20], moves=True, **whole),
+        row("aten.sum.default", 6, [4], []),
+    ]
+    assert set(graph_of_rows(program, {}).graph.ends.tolist()) == {4, 5, 6}
+
+
 def write_recording(path: Path, seed: int, *further: dict) -> Path:
     made, ended = rows(seed=seed)[1], PLACE | {"tensor": "end[0]", "end": "out", "value": 1}
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows()[0], made, *further, ended)))
