@@ -121,6 +121,7 @@ def _rounded_to_whole(graph: Graph) -> Flags:
     extremes = values.statistics[:, [MIN, MAX]]
     are_whole = (extremes == np.round(extremes)).all(axis=1)
     are_whole &= extremes[:, 1] > extremes[:, 0] + 1
+    are_whole &= values.sketch.any(axis=1)  # few numbers may cancel in it
     rounded = np.zeros(len(values), bool)
     for value in np.flatnonzero(are_whole & (values.maker >= 0)).tolist():
         reads, numel = nodes.reads[values.maker[value]], values.numel[value]
