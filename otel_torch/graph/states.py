@@ -249,9 +249,9 @@ def unrounded_partner(programs: Programs, value: int) -> int:
     node, partner = port.maker[value], int(port.side.partner[value])
     if node == NOTHING or not port.graph.nodes.casts[node] or not is_rounded(programs, value):
         return NOTHING
-    (read,) = port.reads[node]
     unrounded = programs[0].graph.values.roundoff[partner]
-    return partner if roundoff[value] <= unrounded < roundoff[read] else NOTHING
+    coarsest = max((roundoff[read] for read in port.reads[node] if read >= 0), default=0.0)
+    return partner if roundoff[value] <= unrounded < coarsest else NOTHING
 
 
 def use_values_equally(programs: tuple[ComparedProgram, ComparedProgram]) -> bool:
