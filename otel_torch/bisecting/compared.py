@@ -353,8 +353,8 @@ class ComparedRank:
 
     @property
     def has_recorded_fault(self) -> bool:
-        """Whether there is a fault, and in neither program all are in what came from steps that
-        were not recorded: what is at fault in the other one may just be more of its steps.
+        """Whether each program has a fault outside of what unrecorded steps made. Where one has
+        none, the faults of the other may just be the steps that it recorded in addition.
         """
         faults = self.comparison.faults
         return all(

@@ -125,11 +125,9 @@ def _begin_at_rounding(fault: GraphFault, programs: Programs, value: int) -> Gra
     def is_coarser(own: int) -> bool:
         return bool(own == value or values.roundoff[own] > values.roundoff[value])
 
-    made = sorted(
-        filter(is_coarser, made_from(port, [value], is_coarser)), key=port.maker.__getitem__
-    )
-    region = tuple(sorted({port.maker[own] for own in made} - {NOTHING}))
-    dtype = port.graph.dtypes[values.dtype[made[0]]].removeprefix("torch.")
+    coarser = filter(is_coarser, made_from(port, [value], is_coarser))
+    region = tuple(sorted({port.maker[own] for own in coarser} - {NOTHING}))
+    dtype = port.graph.dtypes[values.dtype[port.makes[region[0]][0]]].removeprefix("torch.")
     return replace(
         fault,
         port=FaultPlace(region[:1], NOTHING, region),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from otel_torch.graph.distances import distinct
 from otel_torch.graph.graph import (
     NOTHING,
     ORDER_FREE,
@@ -225,7 +226,9 @@ class GraphBuilder:
 def _row_sketches(rows: Mapping[int, Any]) -> RowSketches:
     owner = np.repeat(np.array(list(rows), np.int64), [len(content) for content in rows.values()])
     contents = [np.asarray(content, np.float64) for content in rows.values()]
-    return RowSketches(owner, np.concatenate(contents) if contents else np.zeros((0, 1)))
+    content = np.concatenate(contents) if contents else np.zeros((0, 1))
+    first, same = distinct(content)
+    return RowSketches(owner, content, owner[first[same]])
 
 
 def _columns(rows: list[tuple[Any, ...]], count: int, dtype: Any) -> list[Any]:

@@ -37,8 +37,8 @@ class MatchedRows:
         unmatched: The share of these rows that are nowhere in the other program, per value.
         partner: The value of the other program that has most of the others; NOTHING for none.
         error: The relative error of these, together.
-        holders: The values of the other program that have them: of the rows that came last into
-            this program. The first token of attention that looks back is what it was before.
+        holders: The values of the other program that have them, counting only the rows that this
+            program made last: causal attention passes the value of the first token on.
     """
 
     values: Indices
@@ -69,8 +69,8 @@ class _DistinctRows:
         content: Their sketches, by ascending norm.
         norm, limit: Of each; the largest relative error of all values that have it.
         owner: The first value that has it.
-        of_value: Each row's value, ascending, its place among the distinct rows, and among all of
-            the program.
+        of_value: Each row's value, ascending, its place among the distinct rows, and the first
+            value of the program that has it.
     """
 
     content: Floats
@@ -93,13 +93,10 @@ def find_equal_rows(
         among: The values of the second one that are looked through.
     """
     is_leaf = [graph.values.maker < 0 for graph in (own, other)]
-    first, content = distinct(own.values.rows.content)
-    origin = own.values.rows.owner[first[content]]
     found = [
         _find(
             _distinct(own.values.rows, limits[0], chosen & (is_leaf[0] == leaves)),
             _distinct(other.values.rows, limits[1], among & (is_leaf[1] == leaves)),
-            origin,
         )
         for leaves in (False, True)
     ]
@@ -113,14 +110,9 @@ def find_equal_rows(
     )
 
 
-def _find(rows: _DistinctRows, theirs: _DistinctRows, origin: Indices) -> MatchedRows:
-    """Return what rows say.
-
-    Args:
-        origin: The first value of the program that has each of all its rows.
-    """
+def _find(rows: _DistinctRows, theirs: _DistinctRows) -> MatchedRows:
     partners, errors = _nearest(rows, theirs)
-    owner, place, number = rows.of_value
+    owner, place, first_owner = rows.of_value
     values, starts, counts = np.unique(owner, return_index=True, return_counts=True)
     if not len(values):
         return MatchedRows(values, np.zeros(0), values, np.zeros(0), [])
@@ -136,8 +128,8 @@ def _find(rows: _DistinctRows, theirs: _DistinctRows, origin: Indices) -> Matche
     held = [np.unique(part, return_counts=True) for part in np.split(found_in, starts[1:])]
     known = [(own[own != NOTHING], often[own != NOTHING]) for own, often in held]
     most = [int(own[often.argmax()]) if len(own) else NOTHING for own, often in known]
-    newest = np.repeat(np.maximum.reduceat(origin[number], starts), counts)
-    is_last = is_matched & (origin[number] == newest)
+    newest = np.repeat(np.maximum.reduceat(first_owner, starts), counts)
+    is_last = is_matched & (first_owner == newest)
     last = np.split(np.where(is_last, found_in, NOTHING), starts[1:])
     holders = [own[own != NOTHING] for own in map(np.unique, last)]
     return MatchedRows(values, 1 - matched / counts, np.array(most, np.int64), error, holders)
@@ -150,8 +142,8 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     more of itself. What is off by more than rows are by chance tells nothing.
     """
     is_chosen = chosen[rows.owner]
-    number = np.flatnonzero(is_chosen)
-    owner, content = rows.owner[number], rows.content[number]
+    owner, content = rows.owner[is_chosen], rows.content[is_chosen]
+    first_owner = rows.first_owner[is_chosen]
     norms = sketch_norms(content)
     _, starts, counts = np.unique(owner, return_index=True, return_counts=True)
     squares = np.add.reduceat(norms**2, starts) if len(starts) else norms
@@ -162,7 +154,7 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
         limit = slack * limits[owner] * np.maximum(usual / norms, 1.0)
     is_some = (norms > 0) & np.isfinite(norms) & (limit < _most_limit(width))
     owner, content, norms, limit = owner[is_some], content[is_some], norms[is_some], limit[is_some]
-    number = number[is_some]
+    first_owner = first_owner[is_some]
     first, inverse = distinct(content)
     largest = np.zeros(len(first))
     np.maximum.at(largest, inverse, limit)
@@ -171,7 +163,11 @@ def _distinct(rows: RowSketches, limits: Floats, chosen: Flags) -> _DistinctRows
     place[order] = np.arange(len(order))
     first = first[order]
     return _DistinctRows(
-        content[first], norms[first], largest[order], owner[first], (owner, place[inverse], number)
+        content[first],
+        norms[first],
+        largest[order],
+        owner[first],
+        (owner, place[inverse], first_owner),
     )
 
 

@@ -86,10 +86,12 @@ class RowSketches:
         owner: The value of each row, ascending.
         content: Linear fingerprints that zeros at the end of a row do not change, shape
             (rows, width).
+        first_owner: The first value with the same content as each row.
     """
 
     owner: Indices
     content: Floats
+    first_owner: Indices
 
     def of(self, value: int) -> Floats:
         """Return those of a value, shape (rows, width)."""

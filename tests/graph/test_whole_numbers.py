@@ -1,4 +1,4 @@
-"""Numbers that are rounded to whole ones: pixels, of which legal errors bring a few to the next."""
+"""Values rounded to integers, such as pixels: legal errors may shift a few of them by one."""
 
 from __future__ import annotations
 

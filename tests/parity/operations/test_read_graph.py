@@ -210,7 +210,7 @@ def test_what_is_made_of_inputs_alone_for_the_next_step_is_no_end():
 
 
 def test_what_one_index_has_chosen_of_several_values_are_ends_each():
-    """Scores and labels of the best boxes, of which the program shows the sum of the scores."""
+    """A detector picks scores and labels by one index, and prints the sum of the scores alone."""
 
     def row(op: str, number: int, reads: list[int], shape: list[int], **fields) -> dict:
         own = {"tensor": f"op[{number}]", "op": op, "reads": reads, "value": number, "makes": 0}
