@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +28,11 @@ from otel_torch.graph.cut import (
     origin_of,
     with_repetitions,
 )
-from otel_torch.graph.distances import most_of_estimate, relative_distances
+from otel_torch.graph.distances import (
+    distances_but_for_a_factor,
+    most_of_estimate,
+    relative_distances,
+)
 from otel_torch.graph.ends import EndPair, values_of_ends
 from otel_torch.graph.error_model import JUMP
 from otel_torch.graph.exchanged import makes_wrong
@@ -465,6 +469,20 @@ class ComparedRank:
         readers = {node for value in begins for node in program.readers[value]}
         made = {value for node in readers for value in program.makes[node]} - begins
         return frozenset(map(self.port_key, made))
+
+    def rescaled(self, trial: ComparedRank, keys: Sequence[RankedKey]) -> set[RankedKey]:
+        """Return which values of the port differ from those of a trial by a factor alone, without
+        those that the port returns.
+        """
+        sketches, limits = [], []
+        for rank in (self, trial):
+            values = [rank.values_of_port[key] for key in keys]
+            sketches.append(rank.comparison.graphs[1].values.sketch[values])
+            limits.append(rank.comparison.limits[1][values])
+        are_rescaled = distances_but_for_a_factor(*sketches) <= np.hypot(*limits)
+        returned = values_of_ends(trial.comparison.programs, trial.comparison.ends)[1]
+        rescaled = {key for key, is_so in zip(keys, are_rescaled, strict=True) if is_so}
+        return rescaled - set(map(trial.port_key, returned))
 
     @cached_property
     def right(self) -> dict[RankedKey, bool]:

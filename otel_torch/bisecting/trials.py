@@ -240,15 +240,17 @@ class Trials:
 def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> frozenset[RankedKey]:
     """Return the values of the port that are right now and were not.
 
-    What was exchanged says nothing, nor does what only rearranges it.
+    What was exchanged says nothing, nor does what only rearranges it; nor do values that were off
+    by a factor alone, as gradients are of a loss that is divided later, unless they are returned.
     """
     rank = after.of_rank(before.rank)
     exchanged = before.moved_from(attempt.exchanges)
-    return frozenset(
+    healed = [
         key
         for key, was_right in before.right.items()
         if not was_right and key not in exchanged and rank.right.get(key, False)
-    )
+    ]
+    return frozenset(healed) - before.rescaled(rank, healed)
 
 
 def _read_values(folder: Path, keys: Collection[RankedKey]) -> dict[RankedKey, Array]:

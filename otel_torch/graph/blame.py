@@ -9,9 +9,9 @@ unequal values does not see the difference (a norm does not see a scale), and th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 import numpy as np
@@ -23,7 +23,6 @@ from otel_torch.graph.states import (
     ComparedProgram,
     does_nothing,
     is_given,
-    made_from,
     moved_back,
 )
 
@@ -477,20 +476,28 @@ def _are_independent(program: ComparedProgram, doubt: Doubt, values: Iterable[in
     def is_doubted(value: int) -> bool:
         return value in doubt.tiers or value in doubt.cleared
 
-    computed = {value for value in values if is_doubted(value) and not is_given(program, value)}
-    ways = [set(filter(is_doubted, made_from(program, [value], is_doubted))) for value in computed]
-    seen = Counter(value for way in ways for value in way)
-    shared = {value for value, count in seen.items() if count > 1}
-    return (
-        len(ways) > 1
-        and shared.isdisjoint(computed)
-        and all(
-            _takes_part(program, program.maker[value])
-            for value in seen.keys() - shared
-            if program.maker[value] >= 0
-            and not shared.isdisjoint(program.reads[program.maker[value]])
-        )
-    )
+    computed = [value for value in set(values) if is_doubted(value) and not is_given(program, value)]
+    if len(computed) < 2:
+        return False
+    # from the latest back, so that all that was made of a value is known when its turn comes
+    ways = {value: 1 << place for place, value in enumerate(computed)}
+    waiting = [(-program.maker[value], value) for value in computed]
+    heapify(waiting)
+    are_whole = set[int]()
+    while waiting:
+        _, value = heappop(waiting)
+        node, is_shared = program.maker[value], ways[value].bit_count() > 1
+        if is_shared and (value in computed or value in are_whole):
+            return False
+        for read in set(program.reads[node] if node >= 0 else ()):
+            if not is_doubted(read):
+                continue
+            if not is_shared and not _takes_part(program, node):
+                are_whole.add(read)
+            if read not in ways:
+                heappush(waiting, (-program.maker[read], read))
+            ways[read] = ways.get(read, 0) | ways[value]
+    return True
 
 
 def _is_done_alike(program: ComparedProgram, node: int, other: ComparedProgram, twin: int) -> bool:

@@ -132,6 +132,7 @@ class GraphBuilder:
         inside: int = NOTHING,
         is_reading: bool = False,
         is_vague: bool = False,
+        is_of_angles: bool = False,
     ) -> int:
         """Add a node and return its index.
 
@@ -151,6 +152,7 @@ class GraphBuilder:
                 self._phases[phase],
                 is_reading,
                 is_vague,
+                is_of_angles,
             )
         )
         self._reads.append(reads)
@@ -171,7 +173,7 @@ class GraphBuilder:
     def finish(self) -> Graph:
         """Return the graph."""
         columns = _columns(self._values, 10, np.float64)
-        nodes = _columns(self._nodes, 11, np.int64)
+        nodes = _columns(self._nodes, 12, np.int64)
         whole: list[Indices] = [column.astype(np.int64) for column in columns]
         unknown = np.full(self.width, np.nan)
         sketches = [unknown if sketch is None else sketch for sketch in self._sketches]
@@ -205,6 +207,7 @@ class GraphBuilder:
                 phase=nodes[8],
                 is_reading=nodes[9].astype(bool),
                 is_vague=nodes[10].astype(bool),
+                is_of_angles=nodes[11].astype(bool),
                 reads=Rows.of(self._reads),
                 makes=Rows.of(self._makes),
             ),

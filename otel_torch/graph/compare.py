@@ -27,10 +27,11 @@ from otel_torch.graph.ends import (
     pair_ends,
     values_of_ends,
 )
-from otel_torch.graph.equality import MOVED, REORDERED, Side, find_equal
+from otel_torch.graph.equality import MOVED, REORDERED, ROWS, Side, find_equal
 from otel_torch.graph.error_model import (
     JUMP,
     MOST_ERROR,
+    angle_errors,
     base_limits,
     is_coarse,
     legal_errors,
@@ -302,6 +303,14 @@ def compare_graphs(
     if noise is not None:
         limits = limits[0], _port_limits_under_noise(graphs, limits)
     sides = _find_equal(graphs, limits)
+    if noise is None:
+        wider = (
+            _beside_angles(graphs[0], limits[0], sides[0]),
+            _beside_angles(graphs[1], limits[1], sides[1]),
+        )
+        if any(map(np.any, map(np.greater, wider, limits))):
+            limits = wider
+            sides = _find_equal(graphs, limits)
     if noise is None and max(limit.max(initial=0.0) for limit in limits) >= MOST_ERROR:
         # the model of a long program says nothing in the end: what was measured on the way does
         limits = (
@@ -357,6 +366,16 @@ def _beside_measured(graph: Graph, limits: Floats, side: Side) -> Floats:
     measured = np.where(side.relation >= MOVED, side.error, np.nan)
     closer: Floats = np.minimum(limits, base_limits(graph, legal_errors(graph, measured)))
     return closer
+
+
+def _beside_angles(graph: Graph, limits: Floats, side: Side) -> Floats:
+    """Return the limits that follow from how far angles are off where both programs have them."""
+    errors = angle_errors(graph, np.where(side.relation >= ROWS, side.error, np.nan))
+    wider = (errors > limits).nonzero()[0]
+    if not len(wider):
+        return limits
+    model = base_limits(graph, legal_errors(graph, least_errors=errors))
+    return np.maximum(limits, model)
 
 
 def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:

@@ -54,6 +54,20 @@ def relative_distances(reference: Floats, port: Floats) -> Floats:
         return np.where(distance == 0, 0.0, distance / np.where(norm > 0, norm, 1.0))
 
 
+def distances_but_for_a_factor(reference: Floats, port: Floats) -> Floats:
+    """Return the relative L2 distances of pairs of sketches that are left once the second of each
+    is multiplied by what brings it closest to the first. NaN where a sketch is unknown.
+
+    >>> first, second = np.array([[3.0, 4.0], [3, 4]]), np.array([[6.0, 8.0], [8, 6]])
+    >>> distances_but_for_a_factor(first, second).round(2)
+    array([0.  , 0.28])
+    """
+    with np.errstate(all="ignore"):
+        squares = np.einsum("ij,ij->i", port, port)
+        factor = np.einsum("ij,ij->i", reference, port) / np.where(squares > 0, squares, 1.0)
+        return relative_distances(reference, factor[:, None] * port)
+
+
 def most_of_estimate(width: int) -> float:
     """Return by what factor an estimate from sketches of some width may exceed the distance.
 

@@ -342,11 +342,15 @@ def _same_content(
         for end, key in zip(loose[0], keys[0], strict=True):
             if key is not None and waiting[key]:
                 pairs.append((end, waiting[key].pop(0)))
-    for own in loose[0]:
-        for other in loose[1]:
-            taken = any(own == first or other == second for first, second in pairs)
-            if not taken and _are_merged(programs, (own, other), informed):
-                pairs.append((own, other))
+    left = [
+        [end for end in side if end not in {pair[place] for pair in pairs}]
+        for place, side in enumerate(loose)
+    ]
+    for own in left[0]:
+        merged = next((end for end in left[1] if _are_merged(programs, (own, end), informed)), None)
+        if merged is not None:
+            pairs.append((own, merged))
+            left[1].remove(merged)
     return [pair for pair in pairs if any(map(_is_informed, programs, pair, informed))]
 
 

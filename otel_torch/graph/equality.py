@@ -426,11 +426,12 @@ def _find_parts(
         own = wholes[(whole_graph.values.leaf[wholes] >= 0) == is_leaf]
         for run in _runs(part_graph, parts[(part_graph.values.leaf[parts] >= 0) == is_leaf]):
             spaced = _equally_spaced(whole_graph.values, own, part_graph.values, run)
-            for members in (run, *spaced):
+            for members, sizes in ((run, None), *spaced):
                 _match_runs(
                     (whole_graph, part_graph),
                     own,
                     members,
+                    sizes,
                     (sides[whole_side], sides[1 - whole_side]),
                 )
 
@@ -457,9 +458,9 @@ def _runs(graph: Graph, values: Indices) -> Iterator[Indices]:
 
 def _equally_spaced(
     whole: Values, wholes: Indices, part: Values, run: Indices
-) -> Iterator[Indices]:
+) -> Iterator[tuple[Indices, list[int] | None]]:
     """Yield runs in which values of one size that come at equal distances are neighbors, if some of
-    them may add up to a whole.
+    them may add up to a whole; and the sizes of such wholes, None if these may have any.
 
     A line that makes q, k and v of one head after the other, or is run for each layer and each
     sample, makes the parts of several wholes in turn.
@@ -467,7 +468,7 @@ def _equally_spaced(
     for size in np.unique(part.numel[run]).tolist():
         same = run[part.numel[run] == size]
         if 1 < len(same) < len(run):
-            yield same
+            yield same, None
         counts = whole.numel[wholes] // size
         fits = (whole.numel[wholes] % size == 0) & (counts > 1) & (counts <= len(same))
         magnitudes, own = _totals(part, same)[:, 0], wholes[fits]
@@ -481,8 +482,11 @@ def _equally_spaced(
                 [np.arange(first, len(same), distance) for first in range(distance)]
             )
             sums = np.concatenate([[0], np.cumsum(magnitudes[order])])
-            if any(_has_near(sums[n:] - sums[:-n], near) for n, near in targets.items()):
-                yield same[order]
+            sizes = [
+                n * size for n, near in targets.items() if _has_near(sums[n:] - sums[:-n], near)
+            ]
+            if sizes:
+                yield same[order], sizes
 
 
 def _has_near(sums: Floats, targets: Floats) -> bool:
@@ -496,14 +500,21 @@ def _match_runs(
     graphs: tuple[Graph, Graph],
     wholes: Indices,
     run: Indices,
+    whole_sizes: list[int] | None,
     sides: tuple[_Builder, _Builder],
 ) -> None:
-    """Note wholes of the first graph that neighbors in a run of the second one add up to."""
+    """Note wholes of the first graph that neighbors in a run of the second one add up to.
+
+    Args:
+        whole_sizes: Of which sizes; None for any.
+    """
     numel = graphs[1].values.numel[run]
     ends = np.concatenate([[0], np.cumsum(numel)])
     sums = np.concatenate([np.zeros((1, 3)), np.cumsum(_totals(graphs[1].values, run), axis=0)])
     sizes = graphs[0].values.numel[wholes]
-    for size in np.unique(sizes[(sizes <= ends[-1]) & (sizes > numel.min())]).tolist():
+    if whole_sizes is None:
+        whole_sizes = np.unique(sizes[(sizes <= ends[-1]) & (sizes > numel.min())]).tolist()
+    for size in whole_sizes:
         stops = np.searchsorted(ends, ends[:-1] + size)
         starts = np.flatnonzero(stops < len(ends))
         stops = stops[starts]

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from otel_torch.graph.distances import relative_distances, sketch_norms
+from otel_torch.graph.distances import most_of_estimate, relative_distances, sketch_norms
 from otel_torch.graph.graph import ABS_MEAN, MAX, MEAN, MIN, Flags, Floats, Graph, Values
 
 # How many roundings an operation may be off by. The model knows neither how long a sum is nor what
@@ -66,7 +66,9 @@ def is_coarse(graph: Graph) -> bool:
     return bool(graph.values.roundoff.max(initial=0.0) > FLOAT32_ROUNDOFF)
 
 
-def legal_errors(graph: Graph, measured_errors: Floats | None = None) -> Floats:
+def legal_errors(
+    graph: Graph, measured_errors: Floats | None = None, least_errors: Floats | None = None
+) -> Floats:
     """Return how far each value may be off by rounding alone, relative L2, per value.
 
     Of what an operation reads the largest error counts: values that were computed from each other
@@ -78,9 +80,13 @@ def legal_errors(graph: Graph, measured_errors: Floats | None = None) -> Floats:
     Args:
         measured_errors: Of each value beside its equal in the other program, NaN without one. What
             is computed from it starts with a multiple of that, whatever came before it.
+        least_errors: What each value may be off by at least, as `angle_errors` has it.
     """
     if measured_errors is None:
         measured_errors = np.full(len(graph.values), np.nan)
+    if least_errors is None:
+        least_errors = np.zeros(len(graph.values))
+    least: list[float] = (least_errors**2).tolist()
     measured: list[float] = ((JUMP * measured_errors) ** 2).tolist()
     values, nodes = graph.values, graph.nodes
     squares: list[float] = (rounding_errors(values.roundoff) ** 2).tolist()
@@ -105,10 +111,32 @@ def legal_errors(graph: Graph, measured_errors: Floats | None = None) -> Floats:
                 count = _off_by_one(error, int(values.numel[value]))
                 before = max(before, count / norms[value] ** 2)
             squares[value] = max(before, rounds[value]) if is_move else before + rounds[value]
+            squares[value] = max(squares[value], least[value])
             if measured[value] < squares[value]:
                 squares[value] = max(measured[value], rounds[value])
     errors: Floats = np.sqrt(np.array(squares))
     return errors
+
+
+def angle_errors(graph: Graph, errors: Floats) -> Floats:
+    """Return how far functions of angles may be off by what the angles are off, relative L2; 0 for
+    all other values.
+
+    A sine is off by as much as its angle, and not by as large a share: of an angle of 1,000 that
+    rounds otherwise, by a thousand times as much.
+
+    Args:
+        errors: Of each value, relative to its equal in the other program; NaN where it has none.
+    """
+    values, nodes = graph.values, graph.nodes
+    norms = sketch_norms(np.nan_to_num(values.sketch))
+    most_off = most_of_estimate(values.sketch.shape[1]) * np.nan_to_num(errors) * norms
+    largest = np.zeros(len(values))
+    for node in np.flatnonzero(nodes.is_of_angles).tolist():
+        reads, makes = nodes.reads[node], nodes.makes[node]
+        made = makes[norms[makes] > 0]
+        largest[made] = most_off[reads[reads >= 0]].max(initial=0.0) / norms[made]
+    return largest
 
 
 def _rounded_to_whole(graph: Graph) -> Flags:

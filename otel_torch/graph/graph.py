@@ -158,6 +158,7 @@ class Nodes:
         is_reading: It is none of the program's: what it makes is another way to read what it reads,
             such as the sum of what ranks have. Where that is right, they are.
         is_vague: Which of `reads` it really reads is not known, so that what it makes acquits none.
+        is_of_angles: It is a function of angles, which returns where they have made a full turn.
         phase: Index into the graph's `phases`.
     """
 
@@ -173,6 +174,7 @@ class Nodes:
     inside: Indices
     is_reading: Flags
     is_vague: Flags
+    is_of_angles: Flags
     phase: Indices
 
     def __len__(self) -> int:

@@ -209,10 +209,11 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
     the place of the largest comes through, of logits all numbers.
     """
     found: set[int] = set()
+    rounds = (program.graph.values.roundoff > 0).tolist()
     waiting = [value]
     while waiting:
         for node in program.readers[waiting.pop()]:
-            new = {made for made in program.makes[node] if program.graph.values.roundoff[made] > 0}
+            new = {made for made in program.makes[node] if rounds[made]}
             waiting += new - found
             found |= new
     return found

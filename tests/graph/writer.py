@@ -44,6 +44,7 @@ COMPUTES: dict[str, Any] = {
     "neg": lambda a: -a,
     "exp": np.exp,
     "tanh": np.tanh,
+    "sin": np.sin,
     "round": np.round,
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1 / np.sqrt(a),
@@ -161,6 +162,7 @@ class Writer:
             casts=name == "to",
             line=self._line(),
             inside=self.inside,
+            is_of_angles=name == "sin",
         )
         return self._value(result, dtype, maker=node)
 

@@ -43,6 +43,8 @@ _LINES = frozenset({"line", "forward_line"})
 _VALUES = frozenset({"value", "replaces"})
 # values of one rank: more than a recording has rows
 _RANK_SHIFT = 40
+# functions of angles, by their names without overloads
+_OF_ANGLES = frozenset({"aten.sin", "aten.cos", "aten.sin_", "aten.cos_", "aten.polar"})
 # dtypes of complex numbers round as their parts do
 _PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64"}
 
@@ -252,6 +254,7 @@ class _GraphFiller:
                 else self._node_of.get(
                     (row.get("rank"), row.get("loop"), row.get("step"), str(whole)), NOTHING
                 ),
+                is_of_angles=str(row["op"]).rpartition(".")[0] in _OF_ANGLES,
             )
         made = [self._rows.get(number, ({}, NOTHING)) for number in numbers]
         for row, maker in made:
