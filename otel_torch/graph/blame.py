@@ -476,7 +476,9 @@ def _are_independent(program: ComparedProgram, doubt: Doubt, values: Iterable[in
     def is_doubted(value: int) -> bool:
         return value in doubt.tiers or value in doubt.cleared
 
-    computed = [value for value in set(values) if is_doubted(value) and not is_given(program, value)]
+    computed = [
+        value for value in set(values) if is_doubted(value) and not is_given(program, value)
+    ]
     if len(computed) < 2:
         return False
     # from the latest back, so that all that was made of a value is known when its turn comes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -316,42 +316,53 @@ def _same_shown(programs: Programs, loose: list[list[int]]) -> list[tuple[int, i
 def _same_content(
     programs: Programs, loose: list[list[int]], informed: list[Flags], *, is_one_program: bool
 ) -> list[tuple[int, int]]:
-    """Pair ends that are equal, in order what else is of one shape, at first what one operation
-    makes and what rounds in both, and then what has such a shape with neighboring axes merged: of
-    what was made last a view is not seen.
+    """Pair ends that are equal, then what else is of one shape: the nearest to each other, and the
+    others in order; then what has such a shape with neighboring axes merged: of what was made last
+    a view is not seen.
 
     Args:
         informed: The values of each program that tell something.
     """
     pairs: list[tuple[int, int]] = []
-    for kind in (
-        "content",
-        "operation",
-        "rounding",
-        "shape",
-        *(("any",) if is_one_program else ()),
-    ):
-        paired = [{pair[side] for pair in pairs} for side in (0, 1)]
-        keys = [
-            [None if end in own else _key(program, end, kind, flags) for end in side]
-            for program, side, own, flags in zip(programs, loose, paired, informed, strict=True)
-        ]
-        waiting: dict[object, list[int]] = defaultdict(list)
-        for end, key in zip(loose[1], keys[1], strict=True):
-            waiting[key].append(end)
-        for end, key in zip(loose[0], keys[0], strict=True):
-            if key is not None and waiting[key]:
-                pairs.append((end, waiting[key].pop(0)))
+    for kind in ("content", "near", "shape", *(("any",) if is_one_program else ())):
+        waiting: list[dict[object, list[int]]] = []
+        for place, program in enumerate(programs):
+            paired = {pair[place] for pair in pairs}
+            waiting.append(defaultdict(list))
+            for end in loose[place]:
+                key = None if end in paired else _key(program, end, kind, informed[place])
+                if key is not None:
+                    waiting[place][key].append(end)
+        for key, own in waiting[0].items():
+            same = (own, waiting[1][key])
+            pairs += _nearest(programs, same) if kind == "near" else zip(*same, strict=False)
     left = [
         [end for end in side if end not in {pair[place] for pair in pairs}]
         for place, side in enumerate(loose)
     ]
-    for own in left[0]:
-        merged = next((end for end in left[1] if _are_merged(programs, (own, end), informed)), None)
+    for end in left[0]:
+        merged = next((own for own in left[1] if _are_merged(programs, (end, own), informed)), None)
         if merged is not None:
-            pairs.append((own, merged))
+            pairs.append((end, merged))
             left[1].remove(merged)
     return [pair for pair in pairs if any(map(_is_informed, programs, pair, informed))]
+
+
+def _nearest(programs: Programs, ends: tuple[list[int], list[int]]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of ends of one shape that have no nearer ones, the nearest first: what a model
+    returns may be a result here and a step on the way to it there.
+    """
+    first, second = (
+        program.graph.values.sketch[program.graph.ends[own]]
+        for program, own in zip(programs, ends, strict=True)
+    )
+    rows, columns = np.indices((len(first), len(second))).reshape(2, -1)
+    distances = relative_distances(first[rows], second[columns]).reshape(len(first), len(second))
+    distances[np.isnan(distances)] = np.inf
+    while distances.min(initial=np.inf) < MOST_ERROR:
+        own, other = np.unravel_index(distances.argmin(), distances.shape)
+        yield ends[0][own], ends[1][other]
+        distances[own], distances[:, other] = np.inf, np.inf
 
 
 def _are_merged(programs: Programs, pair: tuple[int, int], informed: Sequence[Flags]) -> bool:
@@ -389,25 +400,19 @@ def _is_right(program: ComparedProgram, end: int) -> bool:
 
 def _key(program: ComparedProgram, end: int, kind: str, informed: Flags) -> object:
     """Return what two ends have in common: their content if it is right, else their shape without
-    sizes of 1, at first with what makes them; None if an end tells nothing. Where right and wrong
-    ones meet, NaN and Inf tell.
+    sizes of 1; None if an end tells nothing. Where right and wrong ones meet, NaN and Inf tell.
     """
     value = int(program.graph.ends[end])
     if kind == "any":
         is_known = informed[value] or program.graph.values.nonfinite[value] > 0
     else:
         is_known = informed[value] and (program.state[value] == RIGHT) == (kind == "content")
-    if not is_known:
+    if not is_known or (kind == "near" and program.graph.values.numel[value] < LEAST_NUMEL):
         return None
     if kind == "content":
         return int(program.side.group[value])
     shape = tuple(size for size in program.graph.values.shape[value] if size != 1)
-    node, weight = program.maker[value], _weight(program, end)
-    if kind == "operation" and node >= 0:
-        return shape, weight, *program.family(node)
-    if kind == "rounding":
-        return shape, weight, bool(program.graph.values.roundoff[value] > 0)
-    return shape, weight
+    return shape, _weight(program, end)
 
 
 def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:

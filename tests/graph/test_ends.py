@@ -162,6 +162,24 @@ def test_a_model_may_return_something_else_if_all_that_is_made_of_it_is_right() 
     assert not compare_graphs(*last).is_match
 
 
+def with_raw_image(slope: float, *, is_returned: bool) -> Graph:
+    """Return an image, and the raw one before it if that is what a model returns."""
+    writer = Writer()
+    raw = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", W))
+    raw = writer.at("slope").op("mul.scalar", raw, slope)
+    if is_returned:
+        writer.end("", raw)
+    writer.end("", writer.at("image").op("sigmoid", raw))
+    return writer.finish()
+
+
+def test_a_wrong_result_is_compared_with_the_nearest_of_its_shape() -> None:
+    right = with_raw_image(0.5, is_returned=True)
+    comparison = compare_graphs(right, with_raw_image(0.55, is_returned=False))
+    assert [(end.reference, end.port, end.is_right) for end in comparison.ends] == [(1, 0, False)]
+    assert lines(comparison)[0] == "slope"
+
+
 def printing(operation: str, factor: float) -> Graph:
     """Return a mean of squares, and what it is the mean of as an end; squares may be negative."""
     writer = Writer()
