@@ -163,13 +163,19 @@ def test_a_model_may_return_something_else_if_all_that_is_made_of_it_is_right() 
 
 
 def with_raw_image(slope: float, *, is_returned: bool) -> Graph:
-    """Return an image, and the raw one before it if that is what a model returns."""
+    """Return an image, and the raw one before it if that is what a model returns; else the image is
+    computed by another formula.
+    """
     writer = Writer()
     raw = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", W))
     raw = writer.at("slope").op("mul.scalar", raw, slope)
     if is_returned:
         writer.end("", raw)
-    writer.end("", writer.at("image").op("sigmoid", raw))
+        image = writer.op("sigmoid", raw)
+    else:
+        image = writer.op("tanh", writer.op("mul.scalar", raw, 0.5))
+        image = writer.op("add.scalar", writer.op("mul.scalar", image, 0.5), 0.5)
+    writer.end("", image)
     return writer.finish()
 
 
