@@ -308,7 +308,7 @@ def compare_graphs(
             _beside_angles(graphs[0], limits[0], sides[0]),
             _beside_angles(graphs[1], limits[1], sides[1]),
         )
-        if any(map(np.any, map(np.greater, wider, limits))):
+        if wider[0] is not limits[0] or wider[1] is not limits[1]:
             limits = wider
             sides = _find_equal(graphs, limits)
     if noise is None and max(limit.max(initial=0.0) for limit in limits) >= MOST_ERROR:
@@ -369,13 +369,13 @@ def _beside_measured(graph: Graph, limits: Floats, side: Side) -> Floats:
 
 
 def _beside_angles(graph: Graph, limits: Floats, side: Side) -> Floats:
-    """Return the limits that follow from how far angles are off where both programs have them."""
+    """Return the limits that follow from how far angles are off where both programs have them: the
+    same limits unless one of their functions is off by more.
+    """
     errors = angle_errors(graph, np.where(side.relation >= ROWS, side.error, np.nan))
-    wider = (errors > limits).nonzero()[0]
-    if not len(wider):
+    if not ((errors > limits) & (side.relation < ROWS)).any():
         return limits
-    model = base_limits(graph, legal_errors(graph, least_errors=errors))
-    return np.maximum(limits, model)
+    return np.maximum(limits, base_limits(graph, legal_errors(graph, least_errors=errors)))
 
 
 def _port_limits_under_noise(graphs: tuple[Graph, Graph], limits: tuple[Floats, Floats]) -> Floats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -181,12 +182,13 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
     partners = np.full(len(rows.norm), NOTHING, np.int64)
     errors = np.full(len(rows.norm), np.inf)
     most = _most_limit(rows.content.shape[1])
+    tables = _Numbers.of(rows, others), _Numbers.of(others, others)
     # of rows with close limits few are candidates; one with a coarse limit would make all of them
     scale = np.floor(np.log10(np.maximum(others.limit, np.finfo(float).tiny)))
     for level in np.unique(scale):
-        alike = np.flatnonzero(scale == level)
+        alike = scale == level
         span = np.minimum(np.hypot(rows.limit, others.limit[alike].max()), most) * 1.01
-        for own, other in _candidates(rows, others, alike, span):
+        for own, other in _candidates(tables, alike, rows.norm * (span / (1 - span) + _ROUNDOFF)):
             distance = relative_distances(rows.content[own], others.content[other])
             is_equal = distance <= np.hypot(rows.limit[own], others.limit[other])
             own, other, distance = own[is_equal], other[is_equal], distance[is_equal]
@@ -198,38 +200,54 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
     return partners, errors
 
 
-def _candidates(
-    rows: _DistinctRows, others: _DistinctRows, alike: Indices, span: Floats
-) -> Iterator[tuple[Indices, Indices]]:
-    """Yield pairs of rows and others whose relative distance may be within the span of the row.
+class _Numbers(NamedTuple):
+    """Numbers of rows of which each differs by no more than the rows do: the norm, and the products
+    with some directions.
 
-    Two norms, and two products with one direction, differ by no more than the distance. What a
-    norm makes has one size, but spreads along some direction: each row goes by the number of which
-    it has the fewest candidates.
+    Attributes:
+        table: Of each row, shape (rows, numbers).
+        order: Of each number, the rows in its order, shape (numbers, rows).
+    """
+
+    table: Floats
+    order: Indices
+
+    @classmethod
+    def of(cls, rows: _DistinctRows, others: _DistinctRows) -> _Numbers:
+        """Return the numbers of rows, with the directions along which the others spread most."""
+        directions = _directions(others.content / others.norm[:, None])
+        table = np.column_stack([rows.norm, rows.content @ directions])
+        return cls(table, np.argsort(table, axis=0, kind="stable").T)
+
+
+def _candidates(
+    tables: tuple[_Numbers, _Numbers], alike: Flags, most: Floats
+) -> Iterator[tuple[Indices, Indices]]:
+    """Yield pairs of rows and others of which no number differs by more than the row's most.
+
+    What a norm makes has one size, but spreads along some direction: each row goes by the number of
+    which it has the fewest candidates.
 
     Args:
-        alike: The others that are looked through.
+        alike: Which others are looked through.
     """
-    content, norm = others.content[alike], others.norm[alike]
-    directions = _directions(content / norm[:, None])
-    own = np.column_stack([rows.norm, rows.content @ directions])
-    other = np.column_stack([norm, content @ directions])
-    most = rows.norm * (span / (1 - span) + _ROUNDOFF)
-    order = np.argsort(other, axis=0, kind="stable")
+    (own, own_order), (other, other_order) = tables
     starts, ends = np.empty(own.shape, np.int64), np.empty(own.shape, np.int64)
-    for column, place in enumerate(order.T):
-        numbers = other[place, column]
-        starts[:, column] = np.searchsorted(numbers, own[:, column] - most)
-        ends[:, column] = np.searchsorted(numbers, own[:, column] + most, side="right")
+    places = [order[alike[order]] for order in other_order]
+    for column, place in enumerate(places):
+        numbers, row = other[place, column], own_order[column]
+        # in their order, which keeps what is searched in the cache
+        starts[row, column] = np.searchsorted(numbers, own[row, column] - most[row])
+        ends[row, column] = np.searchsorted(numbers, own[row, column] + most[row], side="right")
     fewest = (ends - starts).argmin(axis=1)
-    for column, place in enumerate(order.T):
+    for column, place in enumerate(places):
         chosen = np.flatnonzero(fewest == column)
         for row, position in in_windows(starts[chosen, column], ends[chosen, column]):
             first, second = chosen[row], place[position]
             for numbers, theirs in zip(own.T, other.T, strict=True):
                 is_near = np.abs(numbers[first] - theirs[second]) <= most[first]
                 first, second = first[is_near], second[is_near]
-            yield first, alike[second]
+            yield first, second
 
 
 def _directions(unit: Floats) -> Floats:

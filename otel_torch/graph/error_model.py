@@ -231,13 +231,14 @@ def arriving_errors(graph: Graph, errors: Floats, limits: Floats) -> tuple[Float
     for value in np.flatnonzero((values.maker < 0) & ~np.isnan(errors)).tolist():
         arriving[value] = known[value]
     norms: list[float] = sketch_norms(np.nan_to_num(values.sketch)).tolist()
-    to_whole = _rounded_to_whole(graph)
+    to_whole, of_angles = _rounded_to_whole(graph), angle_errors(graph, errors).tolist()
     rows = zip(nodes.reads.lists(), nodes.makes.lists(), nodes.moves.tolist(), strict=True)
     for node, (reads, makes, is_move) in enumerate(rows):
         columns = _columns(graph.arguments[nodes.argument[node]], reads, makes)
         for place, value in enumerate(makes):
             own = reads if columns is None else columns[place % len(columns)]
             before = _error_before(values, norms, arriving, joined, own, value, nodes.moves[node])
+            before = max(before, of_angles[value])
             if len(own) == 1 and norms[value] and _is_sum(values, own[0], value):
                 # what an update that is all rounding has changed does not cancel in later steps
                 term = min(math.hypot(before, rounds[value]), legal_terms[own[0]])
