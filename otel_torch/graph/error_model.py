@@ -130,7 +130,8 @@ def angle_errors(graph: Graph, errors: Floats) -> Floats:
     """
     values, nodes = graph.values, graph.nodes
     norms = sketch_norms(np.nan_to_num(values.sketch))
-    most_off = most_of_estimate(values.sketch.shape[1]) * np.nan_to_num(errors) * norms
+    off = np.where(errors > 0, errors, 0.0) * np.where(np.isfinite(norms), norms, 0.0)
+    most_off = most_of_estimate(values.sketch.shape[1]) * off
     largest = np.zeros(len(values))
     for node in np.flatnonzero(nodes.is_of_angles).tolist():
         reads, makes = nodes.reads[node], nodes.makes[node]

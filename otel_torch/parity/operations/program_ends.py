@@ -207,15 +207,18 @@ def _is_among(program: RecordedProgram, value: int, values: Collection[int]) -> 
     """Return whether a value, or what it is a view of as a whole, is among some: logits are a view
     of a product of matrices, and a loss makes that one flat again.
     """
-    while value not in values:
-        node = program.maker(value)
-        if node == NOTHING or not program.nodes[node].get("moves"):
-            return False
+    return any(own in values for own in _seen_whole(program, value))
+
+
+def _seen_whole(program: RecordedProgram, value: int) -> Iterator[int]:
+    """Yield a value, and what it is a view of as a whole."""
+    yield value
+    while (node := program.maker(value)) != NOTHING and program.nodes[node].get("moves"):
         read = program.reads[node]
         if len(read) != 1 or program.size(read[0]) != program.size(value):
-            return False
+            return
         value = read[0]
-    return True
+        yield value
 
 
 def _by_maker(program: RecordedProgram) -> defaultdict[int, list[int]]:
@@ -247,7 +250,10 @@ def _results(program: RecordedProgram) -> list[int]:
     """
     ended = {row["value"] for row in program.ends}
     made = _by_maker(program)
-    behind = _made_with(program, made, ended)
+    # what is taken of a whole view may have been read of what it is a view of
+    behind = _made_with(
+        program, made, {own for value in ended for own in _seen_whole(program, value)}
+    )
     last: defaultdict[tuple[Any, Any], int] = defaultdict(lambda: NOTHING)
     for node in map(program.maker, ended):
         if node != NOTHING:

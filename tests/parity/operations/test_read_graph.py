@@ -209,6 +209,18 @@ def test_what_is_made_of_inputs_alone_for_the_next_step_is_no_end():
     assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 5: ""}
 
 
+def test_what_is_made_of_a_view_may_be_read_of_what_that_is_a_view_of():
+    """Logits of one position have the memory of the product that all logits are a view of."""
+
+    def row(op: str, number: int, reads: list[int], **fields) -> dict:
+        own = {"tensor": f"op[{number}]", "op": op, "reads": reads, "value": number, "makes": 0}
+        return PLACE | own | content(number, [2, 8]) | fields
+
+    scores = row("aten._log_softmax.default", 3, [1])
+    graph = graph_of_rows([*rows(), scores], {}).graph
+    assert dict(zip(graph.ends.tolist(), graph.end_names, strict=True)) == {2: "out", 3: ""}
+
+
 def test_what_one_index_has_chosen_of_several_values_are_ends_each():
     """A detector picks scores and labels by one index, and prints the sum of the scores alone."""
 
