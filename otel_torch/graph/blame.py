@@ -38,6 +38,7 @@ class DoubtSource:
         origin: The node, or the leaf as -1 - value.
         is_weak: Only values with little information accuse it.
         is_accused: Something that depends on no other source is wrong because of it.
+        is_legal_elsewhere: The same code is acquitted in another step or block.
         first_end: The place of the first wrong end that it leads to.
         suspects: Doubtful origins before it, which may be the fault instead.
         cleared: Acquitted sources before it.
@@ -46,6 +47,7 @@ class DoubtSource:
     origin: Origin
     is_weak: bool
     is_accused: bool = False
+    is_legal_elsewhere: bool = False
     first_end: int = 0
     suspects: list[Origin] = field(default_factory=list)
     cleared: list[Origin] = field(default_factory=list)
@@ -252,9 +254,14 @@ def find_sources(
         if not acquitting:
             break
         blind |= acquitting
+    acquitted = set[Origin]()
     if rules.acquits:
-        doubt.legal = _legal(program, other, doubt, rules, blind)
-    return _sources(program, doubt, ends, rules), doubt
+        legal = _legal(program, other, doubt, rules, blind)
+        harmless = sum(doubt.bits.values()) & ~doubt.of(ends)[0]
+        acquitting = _acquitting(program, other, doubt, harmless, rules, blind)
+        doubt.legal = legal
+        acquitted = legal.union(*doubt.cleared.values(), *acquitting.values())
+    return _sources(program, doubt, ends, rules, acquitted), doubt
 
 
 def _acquit(
@@ -513,7 +520,11 @@ def _is_done_alike(program: ComparedProgram, node: int, other: ComparedProgram, 
 
 
 def _sources(
-    program: ComparedProgram, doubt: Doubt, ends: list[int], rules: Rules
+    program: ComparedProgram,
+    doubt: Doubt,
+    ends: list[int],
+    rules: Rules,
+    acquitted: Iterable[Origin],
 ) -> list[DoubtSource]:
     strong = doubt.of(ends)[0]
     weak = 0
@@ -522,11 +533,13 @@ def _sources(
         if not tiers[0]:
             weak |= next(filter(None, tiers), 0)
     accused = _accused(program, doubt, ends)
+    legal = _repetitions(program, doubt, acquitted)
     sources = [
         DoubtSource(
             origin,
             is_weak,
             origin in accused,
+            origin in legal,
             _first_end(doubt, origin, ends),
             *what_is_before(program, doubt, origin),
         )
@@ -534,7 +547,7 @@ def _sources(
         for origin in doubt.members(bits)
     ]
     if rules.accused_first:
-        sources.sort(key=lambda source: (source.is_weak, not source.is_accused))
+        sources.sort(key=lambda own: (own.is_weak, not own.is_accused, own.is_legal_elsewhere))
     return sources
 
 

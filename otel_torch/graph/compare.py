@@ -480,7 +480,7 @@ def _pair_sources(
         ]
         pairs += zip_longest(rest[0], rest[1])
     meet = {(own, other) for overlap, _, own, other in scored if overlap}
-    found: list[tuple[tuple[bool, bool, bool, int, bool, bool, bool, int], Pair]] = []
+    found: list[tuple[tuple[bool, bool, bool, bool, int, bool, bool, bool, int], Pair]] = []
     for indices in pairs:
         first, second = indices
         pair: Pair = (
@@ -494,10 +494,11 @@ def _pair_sources(
         draws_alone = None in pair and any(map(_draws, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
+        is_legal_elsewhere = any(source.is_legal_elsewhere for source in present)
         is_alike = indices in meet and _is_same_kind(programs, *present)
         order = (
-            weak, draws_alone, not accused, first_end, None in pair, not is_alike,
-            indices not in meet, rank,
+            weak, draws_alone, not accused, is_legal_elsewhere, first_end, None in pair,
+            not is_alike, indices not in meet, rank,
         )  # fmt: skip
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]

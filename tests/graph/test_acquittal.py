@@ -188,3 +188,30 @@ def test_a_value_that_was_put_there_acquits_nothing_before_it() -> None:
     right = np.tanh((X * W[0]) @ W)
     comparison = compare_graphs(weighed(1.0), weighed(1.5, right))
     assert [fault.explanation.kind for fault in comparison.faults] == ["leaf"]
+
+
+def weighted(factor: float, share: float) -> Graph:
+    """Return what two steps make of a value with weights of their own, of which first a share is
+    taken.
+    """
+    writer = Writer()
+    random = np.random.default_rng(0)
+    x, n, *weights = (random.uniform(1, 2, (4, 6)).astype(np.float32) for _ in range(4))
+    made, size = writer.leaf("x", x, "input"), writer.leaf("n", n)
+    leaves = [writer.leaf(f"m.{step}", own) for step, own in enumerate(weights)]
+    shares = [
+        writer.at("share").op("neg", writer.op("div", writer.op("mul.scalar", own, share), size))
+        for own in leaves
+    ]
+    for own in shares:
+        made = writer.at("weigh").op("mul.scalar", writer.op("mul", made, own), 1 / share)
+        made = writer.op("neg", writer.at("update").op("mul.scalar", made, factor))
+    writer.end("out", made)
+    return writer.finish()
+
+
+def test_code_that_is_legal_in_one_step_comes_after_other_faults_of_a_later_one() -> None:
+    comparison = compare_graphs(weighted(0.5, share=0.7), weighted(0.6, share=0.3))
+    graph = comparison.graphs[1]
+    nodes = [fault.port.nodes[0] for fault in comparison.faults if fault.port is not None]
+    assert graph.lines[graph.nodes.line[nodes[0]]][1] == "update"
