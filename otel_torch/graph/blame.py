@@ -257,10 +257,10 @@ def find_sources(
     acquitted = set[Origin]()
     if rules.acquits:
         legal = _legal(program, other, doubt, rules, blind)
-        harmless = sum(doubt.bits.values()) & ~doubt.of(ends)[0]
-        acquitting = _acquitting(program, other, doubt, harmless, rules, blind)
+        unneeded = sum(doubt.bits.values()) & ~doubt.of(ends)[0]
+        elsewhere = _acquitting(program, other, doubt, unneeded, rules, blind)
         doubt.legal = legal
-        acquitted = legal.union(*doubt.cleared.values(), *acquitting.values())
+        acquitted = legal.union(*doubt.cleared.values(), *elsewhere.values())
     return _sources(program, doubt, ends, rules, acquitted), doubt
 
 
