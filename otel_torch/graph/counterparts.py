@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_torch.graph.equality import MOVED
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs
@@ -286,7 +287,7 @@ def _by_operation(program: ComparedProgram, node: int) -> list[Hashable]:
 
 
 def _by_weight(program: ComparedProgram, node: int) -> list[Hashable]:
-    return [int(program.side.group[leaf]) for leaf in _weights(program, node)[:1]]
+    return [int(program.side.group[weight]) for weight in _weights(program, node)[:1]]
 
 
 def _by_weights_alone(program: ComparedProgram, node: int) -> list[Hashable]:
@@ -302,31 +303,40 @@ def weights_alone(program: ComparedProgram, node: int) -> tuple[list[int], int] 
     less: it may be applied before or after a sum.
     """
     kinds, values = program.graph.leaf_kinds, program.graph.values
-    weights = [leaf for leaf in _weights(program, node) if kinds[values.leaf[leaf]] != "input"]
+    weights = [
+        weight
+        for weight in _weights(program, node)
+        if values.leaf[weight] == NOTHING or kinds[values.leaf[weight]] != "input"
+    ]
     shapes = values.shape
-    has_matrix = any(sum(size > 1 for size in shapes[leaf]) > 1 for leaf in weights)
+    has_matrix = any(sum(size > 1 for size in shapes[weight]) > 1 for weight in weights)
     if len(program.reads[node]) != len(weights) + 1 or not has_matrix:
         return None
-    (value,) = (read for read in program.reads[node] if _leaf_behind(program, read) not in weights)
-    return [int(program.side.group[leaf]) for leaf in weights], value
+    (value,) = (own for own in program.reads[node] if _weight_behind(program, own) not in weights)
+    return [int(program.side.group[weight]) for weight in weights], value
 
 
 def _weights(program: ComparedProgram, node: int) -> list[int]:
-    """Return the right leaves that a node reads, in whatever layout, the largest first."""
-    leaves = [_leaf_behind(program, value) for value in program.reads[node]]
+    """Return the right weights and inputs that a node reads in any layout, the largest first."""
+    weights = [_weight_behind(program, value) for value in program.reads[node]]
     right = [
-        leaf
-        for leaf in leaves
-        if leaf != NOTHING and program.state[leaf] == RIGHT and program.is_informed[leaf]
+        weight
+        for weight in weights
+        if weight != NOTHING and program.state[weight] == RIGHT and program.is_informed[weight]
     ]
-    return sorted(right, key=lambda leaf: -program.graph.values.numel[leaf])
+    return sorted(right, key=lambda weight: -program.graph.values.numel[weight])
 
 
-def _leaf_behind(program: ComparedProgram, value: int) -> int:
-    """Return the leaf that a value was moved from, which may be itself; NOTHING if it was made."""
+def _weight_behind(program: ComparedProgram, value: int) -> int:
+    """Return the leaf that a value was moved from, which may be itself; NOTHING if it was made.
+
+    By rows, what was made is a weight, too, if the other program has it as a whole: of tokens it
+    has the rows.
+    """
     while value >= 0 and (node := program.maker[value]) >= 0:
         reads = program.reads[node]
         if not program.graph.nodes.moves[node] or len(reads) != 1:
-            return NOTHING
+            is_whole = program.graph.has_rows and program.side.relation[value] >= MOVED
+            return value if is_whole else NOTHING
         value = reads[0]
     return value

@@ -25,22 +25,27 @@ class RowWriter(Writer):
         return Writer._content(self, array, dtype) | {"rows": rows}
 
 
-def program(*calls: np.ndarray, factor: float = 1.5, steps: int = 1) -> Graph:
+def program(
+    *calls: np.ndarray, factor: float = 1.5, steps: int = 1, makes_weights: bool = False
+) -> Graph:
     """Return the graph of a program that computes a batch of tokens in each call, in each step from
-    what the last one made.
+    what the last one made; its weights are given, or made by an operation.
     """
     writer = RowWriter()
     tokens = [writer.leaf(f"x{place}", call, "input") for place, call in enumerate(calls)]
+    weights = [writer.leaf("v", V), writer.leaf("w", W)]
+    if makes_weights:
+        weights = [writer.op("mul.scalar", own, 2.0) for own in weights]
     for _ in range(steps):
-        tokens = [compute(writer, call, factor) for call in tokens]
+        tokens = [compute(writer, call, weights, factor) for call in tokens]
     for place, made in enumerate(tokens):
         writer.end(f"out{place}", made)
     return writer.finish()
 
 
-def compute(writer: Writer, call: Tensor, factor: float) -> Tensor:
-    hidden = writer.op("mul.scalar", writer.op("mm", call, writer.leaf("v", V)), factor)
-    return writer.op("mm", hidden, writer.leaf("w", W))
+def compute(writer: Writer, call: Tensor, weights: list[Tensor], factor: float) -> Tensor:
+    hidden = writer.op("mul.scalar", writer.op("mm", call, weights[0]), factor)
+    return writer.op("mm", hidden, weights[1])
 
 
 def rows_by_value(reference: Graph, port: Graph) -> dict[tuple[str, int], list[tuple[int, ...]]]:
@@ -60,6 +65,12 @@ def test_packed_rows_are_found_in_a_padded_batch() -> None:
     found = rows_by_value(program(padded), program(TOKENS[4:], TOKENS[:4], factor=1.4))
     assert {operation for operation, _ in found} == {"mul.scalar", "mm"}
     assert list(found.values()) == [[(6, 7)], [(0, 1, 2, 3)]] * 2
+
+
+def test_weights_that_a_program_has_made_show_its_tokens_as_well() -> None:
+    reference = program(TOKENS[:4], TOKENS[4:], makes_weights=True)
+    found = rows_by_value(reference, program(TOKENS[::-1], factor=1.4, makes_weights=True))
+    assert list(found.values()) == [[(3, 2, 1, 0), (1, 0)]] * 2
 
 
 def test_rows_of_one_value_may_come_from_several() -> None:
