@@ -38,7 +38,7 @@ class DoubtSource:
         origin: The node, or the leaf as -1 - value.
         is_weak: Only values with little information accuse it.
         is_accused: Something that depends on no other source is wrong because of it.
-        is_legal_elsewhere: The same code is acquitted in another step or block.
+        is_legal_elsewhere: The same code is acquitted where it ran for the first time.
         first_end: The place of the first wrong end that it leads to.
         suspects: Doubtful origins before it, which may be the fault instead.
         cleared: Acquitted sources before it.
@@ -254,7 +254,7 @@ def find_sources(
         if not acquitting:
             break
         blind |= acquitting
-    acquitted = set[Origin]()
+    acquitted: Set[Origin] = frozenset()
     if rules.acquits:
         legal = _legal(program, other, doubt, rules, blind)
         unneeded = sum(doubt.bits.values()) & ~doubt.of(ends)[0]
@@ -403,6 +403,16 @@ def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]
     return {origin for origin in doubt.sources if origin >= 0 and program.code(origin) in codes}
 
 
+def _legal_before(
+    program: ComparedProgram, sources: Iterable[Origin], acquitted: Set[Origin]
+) -> set[Origin]:
+    """Return sources whose code was legal when it ran for the first time."""
+    first: dict[tuple[int, int], Origin] = {}
+    for origin in sorted(own for own in {*sources, *acquitted} if own >= 0):
+        first.setdefault(program.code(origin), origin)
+    return {own for own in sources if own >= 0 and first[program.code(own)] in acquitted}
+
+
 def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
     """Return what was to change some right values, and has left them as they were."""
     right = [value for value in values if value >= 0 and program.state[value] == RIGHT]
@@ -524,7 +534,7 @@ def _sources(
     doubt: Doubt,
     ends: list[int],
     rules: Rules,
-    acquitted: Iterable[Origin],
+    acquitted: Set[Origin],
 ) -> list[DoubtSource]:
     strong = doubt.of(ends)[0]
     weak = 0
@@ -533,7 +543,7 @@ def _sources(
         if not tiers[0]:
             weak |= next(filter(None, tiers), 0)
     accused = _accused(program, doubt, ends)
-    legal = _repetitions(program, doubt, acquitted)
+    legal = _legal_before(program, doubt.sources, acquitted)
     sources = [
         DoubtSource(
             origin,
@@ -547,7 +557,7 @@ def _sources(
         for origin in doubt.members(bits)
     ]
     if rules.accused_first:
-        sources.sort(key=lambda own: (own.is_weak, not own.is_accused, own.is_legal_elsewhere))
+        sources.sort(key=lambda source: (source.is_weak, not source.is_accused))
     return sources
 
 

@@ -336,9 +336,10 @@ def _same_content(
         for key, own in waiting[0].items():
             same = (own, waiting[1][key])
             pairs += _nearest(programs, same) if kind == "near" else zip(*same, strict=False)
+    paired_ends = [{pair[place] for pair in pairs} for place in (0, 1)]
     left = [
-        [end for end in side if end not in {pair[place] for pair in pairs}]
-        for place, side in enumerate(loose)
+        [end for end in side if end not in paired]
+        for side, paired in zip(loose, paired_ends, strict=True)
     ]
     for end in left[0]:
         merged = next((own for own in left[1] if _are_merged(programs, (end, own), informed)), None)
