@@ -471,8 +471,8 @@ class ComparedRank:
         return frozenset(map(self.port_key, made))
 
     def rescaled(self, trial: ComparedRank, keys: Sequence[RankedKey]) -> set[RankedKey]:
-        """Return which values of the port differ from those of a trial by a factor alone, without
-        those that the port returns.
+        """Return which values of the port differ from those of a trial by a factor alone; none that
+        the port returns.
         """
         sketches, limits = [], []
         for rank in (self, trial):

@@ -38,6 +38,10 @@ from otel_torch.parity.report.wording import short_place
 from otel_torch.parity.sides import Sides
 
 _NO_MEETING = "behind it the two programs do not meet again, so no value can be exchanged"
+_RESCALED = (
+    "what comes after it matches with the reference's value, but was off by a factor alone, which "
+    "may belong elsewhere"
+)
 _FAR = (
     "what comes after it matches with the reference's value, but other places lead there as well, "
     "and may be wrong instead"
@@ -374,7 +378,7 @@ class _Search:
                 self._add(leading, fault, None, untested.unfit, untested)
             is_hollow = proof != "proven" and not trial.healed
             self._is_hollow |= is_hollow
-            unproven = _NO_MEETING if is_hollow else _FAR
+            unproven = _NO_MEETING if is_hollow else _RESCALED if trial.is_rescaled else _FAR
             if any(leading.is_input_of_another_size(fault) for fault in trial.attempt.faults):
                 proof, unproven = "not proven", _OTHER_SIZE
             reason = None if proof == "proven" else unproven
@@ -727,6 +731,8 @@ class _Search:
         be alone.
         """
         closeness = trial.attempt.closeness
+        if trial.is_rescaled:
+            return "not proven"
         is_proven = closeness == CLOSE and bool(trial.healed) and not self._is_vague
         self._is_vague |= closeness < SOLE
         return "proven" if closeness == SOLE or is_proven else "not proven"

@@ -63,6 +63,8 @@ class Trial:
         compared: The reference beside the port with the exchanged values.
         healed: Values of the port's leading rank behind the exchange that are right now and were
             not.
+        is_rescaled: All of these were off by a factor alone, as gradients are of a loss that is
+            divided later, and none is a result: they prove nothing.
         breaks: A result of the port was right, and is wrong with the exchange, or far more wrong:
             the port needs another value there than the reference has.
         is_idle: All results of the port are what they were: what differs there does not matter.
@@ -74,6 +76,7 @@ class Trial:
     attempt: Attempt
     compared: ComparedRuns
     healed: frozenset[RankedKey]
+    is_rescaled: bool
     breaks: bool
     is_idle: bool
     unfit: str | None
@@ -166,7 +169,10 @@ class Trials:
             "port", f"with the reference's value behind {where}", graph_put=str(folder.resolve())
         )
         again = self._programs.compare(compared.reference, run, exchanges)
-        healed = _healed(compared.leading, again, attempt)
+        leading = compared.leading
+        healed = _healed(leading, again, attempt)
+        is_rescaled = bool(healed) and not again.is_match
+        is_rescaled &= healed <= leading.rescaled(again.of_rank(leading.rank), list(healed))
         ranks = [(rank, again.of_rank(rank.rank)) for rank in compared.ranks]
         breaks = any(before.is_broken_by(after) for before, after in ranks)
         is_idle = not again.is_match and all(
@@ -176,7 +182,9 @@ class Trials:
         for number in run.recordings:
             differed |= _metadata(run, number).get("values_differed", {})
         unfit = self._unfit(run, attempt)
-        return Trial(attempt, again, healed, breaks, is_idle, unfit, exchanges, differed)
+        return Trial(
+            attempt, again, healed, is_rescaled, breaks, is_idle, unfit, exchanges, differed
+        )
 
     def _keep(self, compared: ComparedRuns, first: set[RankedKey]) -> None:
         """Run the reference for whole values: what is needed now, and may be needed later."""
@@ -240,17 +248,15 @@ class Trials:
 def _healed(before: ComparedRank, after: ComparedRuns, attempt: Attempt) -> frozenset[RankedKey]:
     """Return the values of the port that are right now and were not.
 
-    What was exchanged says nothing, nor does what only rearranges it; nor do values that were off
-    by a factor alone, as gradients are of a loss that is divided later, unless they are returned.
+    What was exchanged says nothing, nor does what only rearranges it.
     """
     rank = after.of_rank(before.rank)
     exchanged = before.moved_from(attempt.exchanges)
-    healed = [
+    return frozenset(
         key
         for key, was_right in before.right.items()
         if not was_right and key not in exchanged and rank.right.get(key, False)
-    ]
-    return frozenset(healed) - before.rescaled(rank, healed)
+    )
 
 
 def _read_values(folder: Path, keys: Collection[RankedKey]) -> dict[RankedKey, Array]:

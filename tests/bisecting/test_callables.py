@@ -165,6 +165,35 @@ def test_what_is_hardly_above_the_limit_is_measured_before_it_is_accused() -> No
     assert (answer.verdict, len(answer.runs)) == ("match", 3)
 
 
+class Bounded(nn.Module):
+    """Bounds the sum of what two layers make of halves, or bounds each and halves the sum."""
+
+    def __init__(self, *, is_halved_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (nn.Linear(8, 8, bias=False) for _ in range(2))
+        self.is_halved_first = is_halved_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [-self.second(self.first(own)) for own in self.split(x)]
+        if self.is_halved_first:
+            return torch.tanh((made[0] + made[1]).clamp(-0.1, 0.1))
+        return torch.tanh((made[0].clamp(-0.1, 0.1) + made[1].clamp(-0.1, 0.1)) / 2)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x / 2, x.flip(1) / 2) if self.is_halved_first else (x, x.flip(1))
+
+
+def test_what_is_off_by_a_factor_alone_proves_nothing() -> None:
+    x = torch.linspace(0, 90, 64).sin().reshape(8, 8)
+    answer = otel_torch.bisect(Bounded(is_halved_first=True), Bounded(is_halved_first=False), x)
+    assert [("clamp" in fault.port_line.text, fault.proof) for fault in answer.faults] == [
+        (False, "not proven"),
+        (True, "proven"),
+    ]
+    assert answer.is_healed
+
+
 def test_other_inputs_are_the_fault() -> None:
     answer = otel_torch.bisect(Model(), Model(), X, port_inputs=X * 1.1)
     assert [(fault.side, fault.proof) for fault in answer.faults] == [("input", "proven")]
