@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -470,19 +470,19 @@ class ComparedRank:
         made = {value for node in readers for value in program.makes[node]} - begins
         return frozenset(map(self.port_key, made))
 
-    def rescaled(self, trial: ComparedRank, keys: Sequence[RankedKey]) -> set[RankedKey]:
-        """Return which values of the port differ from those of a trial by a factor alone; none that
-        the port returns.
+    def are_rescaled(self, healed: Set[RankedKey], trial: ComparedRank) -> bool:
+        """Return whether a trial has healed something, and all of it differed from the trial's by a
+        factor alone, and is no result.
         """
+        returned = values_of_ends(trial.comparison.programs, trial.comparison.ends)[1]
+        if not healed or not healed.isdisjoint(map(trial.port_key, returned)):
+            return False
         sketches, limits = [], []
         for rank in (self, trial):
-            values = [rank.values_of_port[key] for key in keys]
+            values = [rank.values_of_port[key] for key in healed]
             sketches.append(rank.comparison.graphs[1].values.sketch[values])
             limits.append(rank.comparison.limits[1][values])
-        are_rescaled = distances_but_for_a_factor(*sketches) <= np.hypot(*limits)
-        returned = values_of_ends(trial.comparison.programs, trial.comparison.ends)[1]
-        rescaled = {key for key, is_so in zip(keys, are_rescaled, strict=True) if is_so}
-        return rescaled - set(map(trial.port_key, returned))
+        return bool((distances_but_for_a_factor(*sketches) <= np.hypot(*limits)).all())
 
     @cached_property
     def right(self) -> dict[RankedKey, bool]:

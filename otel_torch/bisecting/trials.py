@@ -171,8 +171,9 @@ class Trials:
         again = self._programs.compare(compared.reference, run, exchanges)
         leading = compared.leading
         healed = _healed(leading, again, attempt)
-        is_rescaled = bool(healed) and not again.is_match
-        is_rescaled &= healed <= leading.rescaled(again.of_rank(leading.rank), list(healed))
+        is_rescaled = not again.is_match and leading.are_rescaled(
+            healed, again.of_rank(leading.rank)
+        )
         ranks = [(rank, again.of_rank(rank.rank)) for rank in compared.ranks]
         breaks = any(before.is_broken_by(after) for before, after in ranks)
         is_idle = not again.is_match and all(

@@ -38,7 +38,7 @@ class DoubtSource:
         origin: The node, or the leaf as -1 - value.
         is_weak: Only values with little information accuse it.
         is_accused: Something that depends on no other source is wrong because of it.
-        is_legal_elsewhere: The same code is acquitted where it ran for the first time.
+        was_legal: The same code is acquitted where it ran first.
         first_end: The place of the first wrong end that it leads to.
         suspects: Doubtful origins before it, which may be the fault instead.
         cleared: Acquitted sources before it.
@@ -47,7 +47,7 @@ class DoubtSource:
     origin: Origin
     is_weak: bool
     is_accused: bool = False
-    is_legal_elsewhere: bool = False
+    was_legal: bool = False
     first_end: int = 0
     suspects: list[Origin] = field(default_factory=list)
     cleared: list[Origin] = field(default_factory=list)

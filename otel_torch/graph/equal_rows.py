@@ -201,8 +201,8 @@ def _nearest(rows: _DistinctRows, others: _DistinctRows) -> tuple[Indices, Float
 
 
 class _Numbers(NamedTuple):
-    """Numbers of rows of which each differs by no more than the rows do: the norm, and the products
-    with some directions.
+    """Numbers of each row that differ by no more than two rows do: its norm, and its products with
+    some directions.
 
     Attributes:
         table: Of each row, shape (rows, numbers).
@@ -223,7 +223,7 @@ class _Numbers(NamedTuple):
 def _candidates(
     tables: tuple[_Numbers, _Numbers], alike: Flags, most: Floats
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Yield pairs of rows and others of which no number differs by more than the row's most.
+    """Yield pairs of rows and others, all of whose numbers differ by at most `most` of the row.
 
     What a norm makes has one size, but spreads along some direction: each row goes by the number of
     which it has the fewest candidates.

@@ -191,9 +191,7 @@ def test_a_value_that_was_put_there_acquits_nothing_before_it() -> None:
 
 
 def weighted(factor: float, share: float) -> Graph:
-    """Return what two steps make of a value with weights of their own, of which first a share is
-    taken.
-    """
+    """Return what two steps make of a value: each weighs it by a share of weights of its own."""
     writer = Writer()
     random = np.random.default_rng(0)
     x, n, *weights = (random.uniform(1, 2, (4, 6)).astype(np.float32) for _ in range(4))
