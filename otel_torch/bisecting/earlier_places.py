@@ -24,7 +24,6 @@ from otel_torch.graph.states import (
     is_open,
     is_rounded,
     made_from,
-    moved_back,
     reordered_partner,
     unrounded_partner,
 )
@@ -104,17 +103,17 @@ def _begin_at_order(fault: GraphFault, programs: Programs, value: int) -> GraphF
 
 
 def _reordering(program: ComparedProgram, value: int) -> FaultPlace | None:
-    """Return the place of a value in another order: what first made it so, and all before it that
-    is not right.
+    """Return the place of a value in another order: all before it that is not right, from where
+    something is made of right values alone.
     """
-    relation = program.side.relation
-    ordered = [own for own in moved_back(program, [value]) if relation[own] == relation[value]]
-    makers = {program.maker[own] for own in ordered} - {NOTHING}
-    if not makers:
-        return None
     before = made_from(program, [value], lambda own: is_open(program, own))
     region = {program.maker[own] for own in before if is_open(program, own)} - {NOTHING}
-    return FaultPlace((min(makers),), NOTHING, tuple(sorted(region)))
+    if not region:
+        return None
+    begins = [
+        node for node in region if not any(is_open(program, own) for own in program.reads[node])
+    ]
+    return FaultPlace((min(begins or region),), NOTHING, tuple(sorted(region)))
 
 
 def _begin_at_rounding(fault: GraphFault, programs: Programs, value: int) -> GraphFault:

@@ -119,6 +119,17 @@ def has_short_steps(paths: Sides[Sequence[Path]]) -> bool:
     return isinstance(_every_step(programs, 0.0), LaterStep)
 
 
+def have_other_forwards(paths: Sides[Sequence[Path]]) -> bool:
+    """Return whether the forwards of two programs are other ones: in order, what enters and leaves
+    them has other sizes. Raises RecordingError if a recording cannot be read.
+    """
+    programs = paths.map(lambda own: _joined([_read(path) for path in own]))
+    return any(
+        reference is None or port is None or _error(reference, port) is None
+        for reference, port in zip_longest(*(own.tensors for own in programs))
+    )
+
+
 def _needed(programs: Sides[_Program], index: int) -> Sides[set[_RecordedStep]]:
     """Return the steps of both programs in which a tensor is made, and what may have made it wrong.
 

@@ -24,6 +24,7 @@ from otel_torch.bisecting.later_steps import (
     TooManyOperations,
     find_later_step,
     has_short_steps,
+    have_other_forwards,
 )
 from otel_torch.bisecting.printed import PrintedLine, find_printed, pair_lines
 from otel_torch.bisecting.runs import (
@@ -101,7 +102,7 @@ class RecordedPrograms:
             return self._from_the_beginning("a program calls no module", tell, steps=EVERY_STEP)
         if (whole := self._whole(compared, tell)) is not None:
             return whole
-        compared = self._later(compared, tell) or compared
+        compared = self._to_the_end(compared, tell) or self._later(compared, tell) or compared
         return self._prepared(compared, tell) or compared
 
     def _attempt(
@@ -135,6 +136,22 @@ class RecordedPrograms:
         for own in self._settings.values():
             own["steps"] = EVERY_STEP
         return self._record_both("in all steps")
+
+    def _to_the_end(
+        self, compared: ComparedRuns, tell: Callable[[str], None]
+    ) -> ComparedRuns | None:
+        """Return the comparison of all steps, if the first ones differ and the programs' forwards
+        are others: what was recorded of each then ends elsewhere, and what it made last is no pair.
+        """
+        rank = compared.leading
+        if not rank.has_recorded_fault or not self._go_on_alike(compared):
+            return None
+        if not have_other_forwards(
+            Sides(rank.paths(compared.reference), rank.paths(compared.port))
+        ):
+            return None
+        tell("the programs' forwards are others: recording all steps")
+        return self._in_all_steps()
 
     def _go_on_alike(self, compared: ComparedRuns) -> bool:
         """Return whether both programs go on after what was recorded of them, so that they may put

@@ -376,8 +376,8 @@ def _is_evidence(
 def _legal(
     program: ComparedProgram, other: ComparedProgram, doubt: Doubt, rules: Rules, blind: Set[int]
 ) -> set[Origin]:
-    """Return the sources of weak doubt that surely right values acquit, and the same code with
-    numbers in another order, in other blocks and steps.
+    """Return the sources of weak doubt that surely right values acquit, and in other blocks and
+    steps the same code with numbers in another order, and constants that are made anew.
     """
     bits_of_legal = 0
     doubted = {reader for value in doubt.tiers for reader in program.readers[value]}
@@ -394,7 +394,20 @@ def _legal(
     legal = set(doubt.members(bits_of_legal))
     layouts = {origin for origin in legal if _has_same_numbers(program, origin)}
     repeated = _repetitions(program, doubt, layouts)
-    return legal | {origin for origin in repeated if _has_same_numbers(program, origin)}
+    repeated = {origin for origin in repeated if _has_same_numbers(program, origin)}
+    return legal | repeated | _same_leaves(program, doubt, legal)
+
+
+def _same_leaves(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:
+    """Return sources that are leaves with the numbers of legal ones, and read by the same code."""
+
+    def content(origin: Origin) -> object:
+        leaf = -1 - origin
+        codes = frozenset(map(program.code, program.readers[leaf]))
+        return int(program.side.group[leaf]), codes
+
+    contents = {content(origin) for origin in legal if origin < 0}
+    return {origin for origin in doubt.sources if origin < 0 and content(origin) in contents}
 
 
 def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:

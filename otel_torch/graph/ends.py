@@ -52,12 +52,13 @@ def pair_ends(
 ) -> tuple[list[EndPair], list[list[str]]]:
     """Return pairs of ends, and the names of ends that only one program has, of each.
 
-    Ends are paired by name, or in order where no name is common. One program may call a model for
-    what the other one computes in several calls, or call models in another order: ends of unequal
-    size, or that are other ends of the other program, are no pair as long as something reads them.
-    They and ends without a name are paired by content. Where only one program goes on after what
-    was recorded, what is left of both tells nothing. One program that runs twice makes the same
-    last, also where one of its runs came by the other's end and went on.
+    Ends are paired by name, or in order where no name is common and both programs have equally
+    many. One program may call a model for what the other one computes in several calls, or call
+    models in another order: ends of unequal size, or that are other ends of the other program, are
+    no pair as long as something reads them. They and ends without a name are paired by content.
+    Where only one program goes on after what was recorded, what is left of both tells nothing. One
+    program that runs twice makes the same last, also where one of its runs came by the other's end
+    and went on.
     """
     counts = _what_counts(programs)
     ends = [compare_ends(programs, limits, *pair) for pair in _same_names(programs, counts)]
@@ -101,7 +102,9 @@ def _what_counts(programs: Programs) -> list[list[int]]:
 
 
 def _same_names(programs: Programs, counts: list[list[int]]) -> list[tuple[int, int]]:
-    """Pair ends of one name; several ranks have ends of one name each."""
+    """Pair ends of one name, or in order where no name is common and both have equally many;
+    several ranks have ends of one name each.
+    """
     named: list[dict[str, list[int]]] = []
     for program, ends in zip(programs, counts, strict=True):
         named.append(defaultdict(list))
@@ -109,9 +112,10 @@ def _same_names(programs: Programs, counts: list[list[int]]) -> list[tuple[int, 
             if name := program.graph.end_names[end]:
                 named[-1][name].append(end)
     common = [(name, name) for name in named[0] if name in named[1]]
+    in_order = zip(*named, strict=True) if len(named[0]) == len(named[1]) else ()
     return [
         (own, other)
-        for name, same in common or zip(*named, strict=False)
+        for name, same in common or in_order
         for own in named[0][name]
         for other in named[1][same]
         if common or _weight(programs[0], own) == _weight(programs[1], other)

@@ -141,7 +141,7 @@ def test_heads_in_another_order_are_named_where_they_come_to_be(is_regrouped: bo
         assert answer.verdict == "match"
         return
     (finding,) = answer.faults
-    assert "made.split" in finding.port_line.text and finding.proof == "proven"
+    assert "self.qkv(x)" in finding.port_line.text and finding.proof == "proven"
     assert finding.explanation == "The same numbers are in another order."
     texts = [line.text.split("=")[0].strip() for line in finding.port_set_by]
     assert texts == ["q", "port.qkv.weight.data"]
