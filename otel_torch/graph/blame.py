@@ -23,6 +23,7 @@ from otel_torch.graph.states import (
     ComparedProgram,
     does_nothing,
     is_given,
+    made_from,
     moved_back,
 )
 
@@ -155,7 +156,12 @@ class Rules:
     acquits_repetitions: bool = False
 
 
-def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -> Doubt:
+def spread_doubt(
+    program: ComparedProgram,
+    cleared: set[Origin],
+    rules: Rules,
+    legal: Set[Origin] = frozenset(),
+) -> Doubt:
     """Follow doubt from its sources through the program, in the order of execution.
 
     Doubt fades where a value is equal but says little (a mask), and where a value holds the right
@@ -164,6 +170,7 @@ def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -
     Args:
         program: One side.
         cleared: Acquitted origins, which count as right.
+        legal: Origins that are no sources of weak doubt: something right is made of what they make.
     """
     doubt, state = Doubt(), program.state
     is_right, is_wrong = (state == RIGHT).tolist(), (state == WRONG).tolist()
@@ -173,7 +180,8 @@ def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -
     for value in (state != RIGHT).nonzero()[0].tolist():
         if program.maker[value] < 0:
             is_strong = is_wrong[value] or not rules.weak_last
-            _enter(doubt, -1 - value, [value], NO_DOUBT, frozenset(), is_strong, cleared)
+            begun = -1 - value, [value], NO_DOUBT, frozenset[Origin]()
+            _enter(doubt, *begun, is_strong, (cleared, legal))
     own_nodes = zip(program.reads, program.makes, strict=True)
     for node, (reads, makes) in enumerate(islice(own_nodes, program.own_nodes)):
         open_values = [value for value in makes if not is_right[value]]
@@ -199,7 +207,7 @@ def spread_doubt(program: ComparedProgram, cleared: set[Origin], rules: Rules) -
             same = doubt.of([value for value in reads if value >= 0 and same_numbers[value]])
             kept = (0, same[0] | same[1], *NO_DOUBT[2:])
             tiers = unite([kept, fade(tiers, 2)])
-        _enter(doubt, node, open_values, tiers, before, is_strong, cleared)
+        _enter(doubt, node, open_values, tiers, before, is_strong, (cleared, legal))
     return doubt
 
 
@@ -210,14 +218,18 @@ def _enter(
     tiers: Tiers,
     before: frozenset[Origin],
     is_strong: bool,
-    cleared: set[Origin],
+    acquitted: tuple[Set[Origin], Set[Origin]],
 ) -> None:
     """Note what values that are not right depend on; make their origin a source if nothing else."""
     strong, weak, *rest = tiers
+    cleared, legal = acquitted
     if origin in cleared:
         before |= {origin}
     elif not strong and is_strong:
         strong = doubt.bit(origin)
+    elif origin in legal:
+        if not any(tiers) and not before:
+            return
     elif not strong and not weak:
         weak = doubt.bit(origin)
     for value in values:
@@ -248,15 +260,18 @@ def find_sources(
         cleared |= _repetitions(program, doubt, harmless)
         if cleared:
             doubt = spread_doubt(program, cleared, rules)
-    first, blind = doubt, set[int]()
+    first, blind, innocent = doubt, set[int](), cleared
     while rules.acquits:
-        doubt, acquitting = _acquit(program, other, ends, rules, first, set(cleared), blind)
+        innocent = set(cleared)
+        doubt, acquitting = _acquit(program, other, ends, rules, first, innocent, blind)
         if not acquitting:
             break
         blind |= acquitting
     acquitted: Set[Origin] = frozenset()
     if rules.acquits:
-        legal = _legal(program, other, doubt, rules, blind)
+        legal, way = _legal(program, other, doubt, rules, blind)
+        if way:
+            doubt = spread_doubt(program, innocent, rules, way)
         unneeded = sum(doubt.bits.values()) & ~doubt.of(ends)[0]
         elsewhere = _acquitting(program, other, doubt, unneeded, rules, blind)
         doubt.legal = legal
@@ -276,7 +291,7 @@ def _acquit(
     """Acquit what right values acquit, and what follows it then, as long as there is such.
 
     Args:
-        cleared: What is acquitted already.
+        cleared: What is acquitted already; what is acquitted here is added.
         blind: Nodes whose right values acquit nothing.
 
     Returns:
@@ -375,11 +390,15 @@ def _is_evidence(
 
 def _legal(
     program: ComparedProgram, other: ComparedProgram, doubt: Doubt, rules: Rules, blind: Set[int]
-) -> set[Origin]:
-    """Return the sources of weak doubt that surely right values acquit, and in other blocks and
-    steps the same code with numbers in another order, and constants that are made anew.
+) -> tuple[set[Origin], set[Origin]]:
+    """Return what surely right values acquit of weak doubt.
+
+    Returns:
+        Its sources, and in other blocks and steps the same code with numbers in another order, and
+        constants that are made anew; and all origins between these sources and right values.
     """
     bits_of_legal = 0
+    seen: set[int] = set()
     doubted = {reader for value in doubt.tiers for reader in program.readers[value]}
     for node in sorted(doubted - blind):
         if program.graph.nodes.moves[node]:  # half of an exchanged weight is right wherever it goes
@@ -388,14 +407,24 @@ def _legal(
         weak = 0
         for bits in doubt.of(program.reads[node])[1:]:
             weak |= bits
-        is_news = made and weak & ~bits_of_legal
-        if is_news and _is_evidence(program, other, doubt, node, made[0], rules):
+        if made and weak and _is_evidence(program, other, doubt, node, made[0], rules):
             bits_of_legal |= weak
+            seen.update(own for own in program.reads[node] if _is_weakly_doubted(doubt, own))
     legal = set(doubt.members(bits_of_legal))
     layouts = {origin for origin in legal if _has_same_numbers(program, origin)}
     repeated = _repetitions(program, doubt, layouts)
     repeated = {origin for origin in repeated if _has_same_numbers(program, origin)}
-    return legal | repeated | _same_leaves(program, doubt, legal)
+    before = made_from(program, seen, lambda own: _is_weakly_doubted(doubt, own))
+    way = {
+        node if (node := program.maker[own]) >= 0 else -1 - own
+        for own in before
+        if _is_weakly_doubted(doubt, own)
+    }
+    return legal | repeated | _same_leaves(program, doubt, legal), way
+
+
+def _is_weakly_doubted(doubt: Doubt, value: int) -> bool:
+    return any(doubt.tiers.get(value, NO_DOUBT)[1:])
 
 
 def _same_leaves(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:
