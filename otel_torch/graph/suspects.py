@@ -163,11 +163,12 @@ def blame_suspects_of_twins(
     sources: list[list[DoubtSource]],
     doubts: list[Doubt],
 ) -> list[list[DoubtSource]]:
-    """Blame what is doubtful before sources that have a twin on the other side.
+    """Blame what is doubtful before sources that have a twin on the other side, or whose code was
+    legal before.
 
     Twins do the same to the same right values. So they differ in what no evidence calls right: in
     one program at least, for its operand is not the right one of the other. This goes on as long as
-    what is blamed has a twin itself.
+    what is blamed has a twin itself. Code that was legal when it ran first gets something else now.
     """
     while True:
         keys = [
@@ -181,7 +182,8 @@ def blame_suspects_of_twins(
                 for source, key in zip(sources[side], keys[side], strict=True)
                 for blamed in (
                     _blame_suspects(programs[side], doubts[side], source)
-                    if key in twins[side] and not _reorders_half(programs[side], source.origin)
+                    if (key in twins[side] or source.was_legal)
+                    and not _reorders_half(programs[side], source.origin)
                     else [source]
                 )
             ]
@@ -263,7 +265,7 @@ def _blame_suspects(
     first, *others = source.suspects
     together = [other for other in others if first < 0 and other < 0]
     return [
-        replace(source, origin=origin, suspects=suspects, cleared=cleared)
+        replace(source, origin=origin, was_legal=False, suspects=suspects, cleared=cleared)
         for origin in (first, *together)
         for suspects, cleared in (what_is_before(program, doubt, origin),)
     ]
