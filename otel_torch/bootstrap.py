@@ -505,6 +505,7 @@ class RunningSession:
             metadata["values_put"] = self.graph_values.put
             metadata["values_not_kept"] = self.graph_values.not_kept
             metadata["values_differed"] = self.graph_values.differed
+            metadata["values_scaled"] = self.graph_values.scaled
         if self.isolation is not None:
             metadata["isolated"] = self.isolation.describe()
         if self.step_tracker.cadence is not None:

@@ -16,15 +16,16 @@ from otel_torch.bisecting.compared import ComparedRank, Exchange, Exchanges
 from otel_torch.bisecting.trials import Attempt, Trial
 from otel_torch.graph.compare import FaultPlace, GraphFault
 from otel_torch.graph.cut import OperationLine, moved_from, operation_line
+from otel_torch.graph.equality import REORDERED
 from otel_torch.graph.explanation import Explanation, Kind
 from otel_torch.graph.graph import NOTHING
+from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import (
     ComparedProgram,
     Programs,
     is_open,
     is_rounded,
     made_from,
-    reordered_partner,
     unrounded_partner,
 )
 
@@ -92,11 +93,26 @@ def _exchanges(rank: ComparedRank, line: OperationLine, difference: _LoneDiffere
     return exchanges
 
 
+def _reordered_partner(programs: Programs, value: int) -> int:
+    """Return the reference's value that has the numbers of one of the port's in another order, in
+    one shape but for neighboring axes that are merged; NOTHING if there is none.
+    """
+    port = programs[1]
+    if port.side.relation[value] != REORDERED:
+        return NOTHING
+    partner = int(port.side.partner[value])
+    shapes = (
+        programs[0].graph.values.shape[partner],
+        port.graph.values.shape[value],
+    )
+    return partner if have_same_order(*shapes) else NOTHING
+
+
 def _begin_at_order(fault: GraphFault, programs: Programs, value: int) -> GraphFault:
     reference, port = programs
     return replace(
         fault,
-        reference=_reordering(reference, reordered_partner(programs, 1, value)),
+        reference=_reordering(reference, _reordered_partner(programs, value)),
         port=_reordering(port, value),
         explanation=Explanation("order"),
     )
@@ -136,7 +152,7 @@ def _begin_at_rounding(fault: GraphFault, programs: Programs, value: int) -> Gra
 
 _DIFFERENCES: dict[Kind, _LoneDifference] = {
     "order": _LoneDifference(
-        lambda programs, value: reordered_partner(programs, 1, value),
+        _reordered_partner,
         lambda programs, value: is_open(programs[1], value),
         _begin_at_order,
     ),

@@ -681,6 +681,8 @@ class _Search:
         if trial is not None and fault.port is not None and fault.begins_at_leaf:
             where = trial.where_they_differ(rank.port_key(fault.port.leaf))
             finding = replace(finding, explanation=f"{finding.explanation} {where}".rstrip())
+        if trial is not None and trial.factor:
+            finding = replace(finding, explanation=f"{finding.explanation} {trial.factor}".strip())
         if answer.has_place_of(finding):
             return
         if trial is None:

@@ -71,6 +71,8 @@ class Trial:
         unfit: Why a value could not be put in place; None if all were.
         exchanged: All exchanges that were in place, those of earlier attempts, too.
         differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
+        scaled: How many times the reference's numbers what was exchanged held, by file, where it
+            differed by a factor alone.
     """
 
     attempt: Attempt
@@ -82,6 +84,7 @@ class Trial:
     unfit: str | None
     exchanged: Exchanges
     differed: Mapping[str, Mapping[str, Any]]
+    scaled: Mapping[str, float]
 
     @property
     def is_better(self) -> bool:
@@ -107,6 +110,16 @@ class Trial:
         at = f" at position {', '.join(map(str, position))}" if position else ""
         others = f", and at {more} more" if more else ""
         return f"They differ{at}: {difference['reference']} beside {difference['port']}{others}."
+
+    @property
+    def factor(self) -> str:
+        """By what factor alone all that was exchanged differs from the reference, in words; empty
+        if by anything else.
+        """
+        factors = {self.scaled.get(file_name(*key)) for key in self.attempt.exchanges}
+        words = {"" if factor is None else f"{factor:.3g}" for factor in factors}
+        factor = words.pop() if len(words) == 1 else ""
+        return f"What comes of it is {factor} times the reference's." if factor else ""
 
 
 class Trials:
@@ -180,11 +193,13 @@ class Trials:
             before.returns_the_same(after) for before, after in ranks
         )
         differed: dict[str, Any] = {}
+        scaled: dict[str, float] = {}
         for number in run.recordings:
             differed |= _metadata(run, number).get("values_differed", {})
+            scaled |= _metadata(run, number).get("values_scaled", {})
         unfit = self._unfit(run, attempt)
         return Trial(
-            attempt, again, healed, is_rescaled, breaks, is_idle, unfit, exchanges, differed
+            attempt, again, healed, is_rescaled, breaks, is_idle, unfit, exchanges, differed, scaled
         )
 
     def _keep(self, compared: ComparedRuns, first: set[RankedKey]) -> None:

@@ -42,6 +42,7 @@ class DoubtSource:
         was_legal: The same code is acquitted where it ran first.
         first_end: The place of the first wrong end that it leads to.
         suspects: Doubtful origins before it, which may be the fault instead.
+        new_suspects: Those of them that were not before the same code when that was legal.
         cleared: Acquitted sources before it.
     """
 
@@ -52,6 +53,7 @@ class DoubtSource:
     first_end: int = 0
     suspects: list[Origin] = field(default_factory=list)
     cleared: list[Origin] = field(default_factory=list)
+    new_suspects: list[Origin] = field(default_factory=list)
 
 
 # How often doubt may fade until all that is fainter counts the same. A mask is made in three steps:
@@ -447,12 +449,13 @@ def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]
 
 def _legal_before(
     program: ComparedProgram, sources: Iterable[Origin], acquitted: Set[Origin]
-) -> set[Origin]:
-    """Return sources whose code was legal when it ran for the first time."""
+) -> dict[Origin, Origin]:
+    """Return sources whose code was legal when it ran for the first time, each with that."""
     first: dict[tuple[int, int], Origin] = {}
     for origin in sorted(own for own in {*sources, *acquitted} if own >= 0):
         first.setdefault(program.code(origin), origin)
-    return {own for own in sources if own >= 0 and first[program.code(own)] in acquitted}
+    code = {own: first[program.code(own)] for own in sources if own >= 0}
+    return {own: earlier for own, earlier in code.items() if earlier in acquitted}
 
 
 def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
@@ -586,18 +589,24 @@ def _sources(
             weak |= next(filter(None, tiers), 0)
     accused = _accused(program, doubt, ends)
     legal = _legal_before(program, doubt.sources, acquitted)
-    sources = [
-        DoubtSource(
-            origin,
-            is_weak,
-            origin in accused,
-            origin in legal,
-            _first_end(doubt, origin, ends),
-            *what_is_before(program, doubt, origin),
-        )
-        for is_weak, bits in ((False, strong), (True, weak & ~strong))
-        for origin in doubt.members(bits)
-    ]
+    sources = []
+    for is_weak, bits in ((False, strong), (True, weak & ~strong)):
+        for origin in doubt.members(bits):
+            suspects, cleared = what_is_before(program, doubt, origin)
+            earlier = doubt.of(program.reads[legal[origin]] if origin in legal else [])
+            known = {own for tier in earlier for own in doubt.members(tier)}
+            sources.append(
+                DoubtSource(
+                    origin,
+                    is_weak,
+                    origin in accused,
+                    origin in legal,
+                    _first_end(doubt, origin, ends),
+                    suspects,
+                    cleared,
+                    [own for own in suspects if own not in known] if origin in legal else [],
+                )
+            )
     if rules.accused_first:
         sources.sort(key=lambda source: (source.is_weak, not source.is_accused))
     return sources

@@ -28,7 +28,6 @@ from otel_torch.graph.error_model import (
     rounded_to,
 )
 from otel_torch.graph.graph import MEAN, NOTHING, STD, Flags, Floats, Graph, Indices
-from otel_torch.graph.shapes import have_same_order
 
 RIGHT, DOUBTFUL, WRONG = range(3)
 STATE_NAMES = ("right", "doubtful", "wrong")
@@ -222,14 +221,15 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
 
 def reordered_partner(programs: Programs, side: int, value: int) -> int:
     """Return the other program's value that has the numbers of one in another order, but in the
-    same shape, or in one with neighboring axes merged; NOTHING if there is none.
+    same shape; NOTHING if there is none.
     """
     program = programs[side]
     if program.side.relation[value] != REORDERED:
         return NOTHING
     partner = int(program.side.partner[value])
     shapes = program.graph.values.shape[value], programs[1 - side].graph.values.shape[partner]
-    return partner if have_same_order(*shapes) else NOTHING
+    own, other = ([size for size in shape if size != 1] for shape in shapes)
+    return partner if own == other else NOTHING
 
 
 def is_rounded(programs: Programs, value: int) -> bool:

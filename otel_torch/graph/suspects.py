@@ -168,7 +168,8 @@ def blame_suspects_of_twins(
 
     Twins do the same to the same right values. So they differ in what no evidence calls right: in
     one program at least, for its operand is not the right one of the other. This goes on as long as
-    what is blamed has a twin itself. Code that was legal when it ran first gets something else now.
+    what is blamed has a twin itself. What code that was legal when it ran first reads now, and did
+    not then, is at fault, if that is one thing.
     """
     while True:
         keys = [
@@ -182,7 +183,7 @@ def blame_suspects_of_twins(
                 for source, key in zip(sources[side], keys[side], strict=True)
                 for blamed in (
                     _blame_suspects(programs[side], doubts[side], source)
-                    if (key in twins[side] or source.was_legal)
+                    if (key in twins[side] or len(source.new_suspects) == 1)
                     and not _reorders_half(programs[side], source.origin)
                     else [source]
                 )
@@ -262,10 +263,12 @@ def _blame_suspects(
     """
     if not source.suspects:
         return [source]
-    first, *others = source.suspects
+    is_news = len(source.new_suspects) == 1
+    first, *others = source.new_suspects if is_news else source.suspects
     together = [other for other in others if first < 0 and other < 0]
+    blamed = replace(source, was_legal=source.was_legal and not is_news, new_suspects=[])
     return [
-        replace(source, origin=origin, was_legal=False, suspects=suspects, cleared=cleared)
+        replace(blamed, origin=origin, suspects=suspects, cleared=cleared)
         for origin in (first, *together)
         for suspects, cleared in (what_is_before(program, doubt, origin),)
     ]

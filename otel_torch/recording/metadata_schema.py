@@ -216,6 +216,7 @@ class Metadata(msgspec.Struct):
     values_put: dict[str, str | None] = {}
     values_not_kept: dict[str, str] = {}
     values_differed: dict[str, ValueDifference] = {}
+    values_scaled: dict[str, float] = {}
     models_forgotten: Integer = 0
     optimizers: list[OptimizerEntry] = []
     training: dict[str, TrainingSummary] = {}

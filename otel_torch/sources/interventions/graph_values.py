@@ -27,6 +27,9 @@ from otel_torch.recording.graph_values import (
 from otel_torch.sources.interventions.conform_tensor import CannotConform, conform
 
 _KEY = "value"
+# up to which relative error numbers are the same: far above rounding, and below any factor that is
+# meant
+SAME = 1e-3
 # dtype -> its name in safetensors
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -51,6 +54,8 @@ class GraphValues:
         not_kept: By file, why a value that was wanted could not be kept.
         differed: By file, where whole numbers first differed from those that were put in their
             place: `count` of those that did, `index`, `reference` and `port` of the first.
+        scaled: By file, how many times the other numbers a value held, if it differed from them by
+            a factor alone.
     """
 
     def __init__(self, keep: str | None, put_from: str | None, rank: int) -> None:
@@ -64,6 +69,7 @@ class GraphValues:
         self.put: dict[str, str | None] = {}
         self.not_kept: dict[str, str] = {}
         self.differed: dict[str, dict[str, Any]] = {}
+        self.scaled: dict[str, float] = {}
 
     def meet(self, loop: int, step: int, label: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """Keep a value if it is wanted, and put another in its place if one is given.
@@ -110,6 +116,8 @@ class GraphValues:
                     value = _with_rows(tensor, stored, places)
                 if difference := _first_difference(value, tensor):
                     self.differed[path.name] = difference
+                if factor := _factor(value, tensor):
+                    self.scaled[path.name] = factor
                 _write(tensor, value)
         except CannotConform as error:
             return f"{error} does not fit"
@@ -152,6 +160,18 @@ def _first_difference(value: torch.Tensor, tensor: torch.Tensor) -> dict[str, An
         "reference": value[index].item(),
         "port": tensor[index].item(),
     }
+
+
+def _factor(value: torch.Tensor, tensor: torch.Tensor) -> float | None:
+    """Return by what factor alone a tensor differs from a value; None if by anything else."""
+    if not tensor.is_floating_point() or value.shape != tensor.shape:
+        return None
+    reference, port = value.double().flatten(), tensor.double().flatten()
+    square = float(reference @ reference)
+    factor = float(reference @ port) / square if square > 0 else 0.0
+    rest = float((port - factor * reference).norm())
+    is_scaled = rest <= SAME * abs(factor) * square**0.5 and abs(factor - 1) > SAME
+    return factor if is_scaled else None
 
 
 def _first_line(error: Exception) -> str:
