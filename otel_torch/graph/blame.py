@@ -449,13 +449,37 @@ def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]
 
 def _legal_before(
     program: ComparedProgram, sources: Iterable[Origin], acquitted: Set[Origin]
-) -> dict[Origin, Origin]:
-    """Return sources whose code was legal when it ran for the first time, each with that."""
+) -> set[Origin]:
+    """Return sources whose code was legal when it was in doubt for the first time."""
     first: dict[tuple[int, int], Origin] = {}
     for origin in sorted(own for own in {*sources, *acquitted} if own >= 0):
         first.setdefault(program.code(origin), origin)
-    code = {own: first[program.code(own)] for own in sources if own >= 0}
-    return {own: earlier for own, earlier in code.items() if earlier in acquitted}
+    return {own for own in sources if own >= 0 and first[program.code(own)] in acquitted}
+
+
+def _read_when_legal(
+    program: ComparedProgram, doubt: Doubt, origins: Iterable[Origin], acquitted: Set[Origin]
+) -> dict[Origin, set[Origin]]:
+    """Return what was in doubt before the code of some origins when that ran for the first time,
+    of those whose code was right or legal then.
+    """
+    codes = {program.code(origin) for origin in origins if origin >= 0}
+    first: dict[tuple[int, int], int] = {}
+    for node in range(program.own_nodes):
+        if (code := program.code(node)) in codes:
+            first.setdefault(code, node)
+    legal = {
+        code: node
+        for code, node in first.items()
+        if node in acquitted or all(program.state[made] == RIGHT for made in program.makes[node])
+    }
+    known = {
+        code: {own for tier in doubt.of(program.reads[node]) for own in doubt.members(tier)}
+        for code, node in legal.items()
+    }
+    return {
+        own: known[code] for own in origins if own >= 0 and (code := program.code(own)) in known
+    }
 
 
 def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
@@ -589,24 +613,15 @@ def _sources(
             weak |= next(filter(None, tiers), 0)
     accused = _accused(program, doubt, ends)
     legal = _legal_before(program, doubt.sources, acquitted)
+    known = _read_when_legal(program, doubt, doubt.members(strong), acquitted)
     sources = []
     for is_weak, bits in ((False, strong), (True, weak & ~strong)):
         for origin in doubt.members(bits):
             suspects, cleared = what_is_before(program, doubt, origin)
-            earlier = doubt.of(program.reads[legal[origin]] if origin in legal else [])
-            known = {own for tier in earlier for own in doubt.members(tier)}
-            sources.append(
-                DoubtSource(
-                    origin,
-                    is_weak,
-                    origin in accused,
-                    origin in legal,
-                    _first_end(doubt, origin, ends),
-                    suspects,
-                    cleared,
-                    [own for own in suspects if own not in known] if origin in legal else [],
-                )
-            )
+            new = [own for own in suspects if own not in known.get(origin, suspects)]
+            first_end = _first_end(doubt, origin, ends)
+            flags = is_weak, origin in accused, origin in legal
+            sources.append(DoubtSource(origin, *flags, first_end, suspects, cleared, new))
     if rules.accused_first:
         sources.sort(key=lambda source: (source.is_weak, not source.is_accused))
     return sources

@@ -198,10 +198,14 @@ def blame_suspects_of_twins(
 
 def _reorders_half(program: ComparedProgram, node: int) -> bool:
     """Return whether a node reads features in another order and a gain or a bias for them in the
-    other program's, or the reverse, and elsewhere both in another order: the program means that.
+    other program's, or the reverse, and the program means that: it has a weight in another order
+    and not its bias, or elsewhere reads both so.
     """
-    if node < 0 or _orders(program, node) not in _HALF_REORDERED:
+    if node < 0 or (orders := _orders(program, node)) not in _HALF_REORDERED:
         return False
+    given = [read for read in program.reads[node] if read >= 0 and is_given(program, read)]
+    if len(given) > 1 and orders == _HALF_REORDERED[0]:
+        return True
     return any(
         _orders(program, other) == _REORDERED_IN_WHOLE
         for other in range(program.own_nodes)
@@ -266,7 +270,7 @@ def _blame_suspects(
     is_news = len(source.new_suspects) == 1
     first, *others = source.new_suspects if is_news else source.suspects
     together = [other for other in others if first < 0 and other < 0]
-    blamed = replace(source, was_legal=source.was_legal and not is_news, new_suspects=[])
+    blamed = replace(source, was_legal=source.was_legal or is_news, new_suspects=[])
     return [
         replace(blamed, origin=origin, suspects=suspects, cleared=cleared)
         for origin in (first, *together)

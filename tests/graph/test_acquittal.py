@@ -213,3 +213,61 @@ def test_code_that_is_legal_in_one_step_comes_after_other_faults_of_a_later_one(
     graph = comparison.graphs[1]
     nodes = [fault.port.nodes[0] for fault in comparison.faults if fault.port is not None]
     assert graph.lines[graph.nodes.line[nodes[0]]][1] == "update"
+
+
+def turned(place: float, *, is_port: bool) -> Graph:
+    """Return what is turned in two steps, each by a place of its own and by an axis that is the
+    same; the reference has both with the other sign.
+    """
+    writer = Writer()
+    sign = 1.0 if is_port else -1.0
+    freq = writer.leaf("freq", X, "input")
+    for step, own in enumerate((0.5, place)):
+        # a number that the program makes anew in each step
+        axis = writer.leaf(f"axis{step}", np.full(3, 2 * sign, np.float32), "constant")
+        zero = writer.leaf(f"zero{step}", np.zeros(1, np.float32), "input")
+        at = writer.at("place").op("add.scalar", zero, own * sign)
+        wide = writer.op("reshape", writer.op("expand", axis, (12, 3)), (6, 6))
+        turn = writer.at("turn").op("addcmul", freq, writer.op("expand", at, (6, 6)), wide)
+        writer.at("out").end(f"out#{step}", writer.op("tanh", turn))
+    return writer.finish()
+
+
+def test_a_constant_that_each_step_makes_anew_is_as_legal_as_in_the_first() -> None:
+    comparison = compare_graphs(turned(0.7, is_port=False), turned(0.9, is_port=True))
+    assert lines_of(comparison)[0] == "place"
+
+
+KERNEL = RANDOM.standard_normal((4, 6)).astype(np.float32)
+
+
+def convolved(first: int, *, is_port: bool) -> Graph:
+    """Return what is mixed of rows in two steps; the port keeps rows in a cache that begins empty,
+    and in which the second step reads the rows from `first` on.
+    """
+    writer = Writer()
+    kernel = writer.leaf("kernel", KERNEL)
+    rows = [writer.leaf(f"x{step}", own, "input") for step, own in enumerate((X[:4], W[:4]))]
+    if is_port:
+        cache = writer.leaf("empty", np.zeros((2, 6), np.float32), "constant")
+        for step, own in enumerate(rows):
+            joined = writer.at("join").op("cat", cache, own, 0)
+            cache = writer.at("keep").op("slice", joined, 0, first, first + 2)
+            writer.end(f"out#{step}", writer.at("mix").op("mm", kernel, joined))
+    else:
+        turned = writer.op("transpose", kernel, (1, 0))
+        part = writer.op("slice", turned, 0, 2, 6)
+        made = writer.op("mm", writer.op("transpose", rows[0], (1, 0)), part)
+        writer.end("out#0", writer.op("transpose", made, (1, 0)))
+        kept = writer.at("keep").op("slice", rows[0], 0, first - 2, first)
+        wide = writer.op("transpose", writer.op("cat", kept, rows[1], 0), (1, 0))
+        made = writer.at("mix").op("mm", wide, turned)
+        writer.end("out#1", writer.op("transpose", made, (1, 0)))
+    return writer.finish()
+
+
+def test_what_legal_code_reads_for_the_first_time_is_blamed() -> None:
+    """The cache is empty when the code runs first, and that is right."""
+    assert compare_graphs(convolved(4, is_port=False), convolved(4, is_port=True)).is_match
+    comparison = compare_graphs(convolved(4, is_port=False), convolved(3, is_port=True))
+    assert lines_of(comparison)[0] == "keep"
