@@ -124,3 +124,12 @@ def test_all_weights_in_another_order_are_legal(
     tmp_path: Path, program: str, moved: tuple[str, ...]
 ) -> None:
     assert bisect_programs(runs(tmp_path, program, *moved), Options()).verdict == "match"
+
+
+def test_biases_that_no_layer_has_reordered_with_their_weights_are_named(tmp_path: Path) -> None:
+    answer = bisect_programs(runs(tmp_path, LAYERS, "q.weight", "k.weight"), Options())
+    assert answer.faults[0].port_line.text == "q = self.q(h)"
+    assert answer.faults[0].explanation == SENTENCE.format(
+        "addmm", "the parameter `0.q.weight`", "the parameter `0.q.bias`"
+    )
+    assert (answer.begins_proven, answer.is_healed) == (True, True)

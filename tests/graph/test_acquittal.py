@@ -217,7 +217,7 @@ def test_code_that_is_legal_in_one_step_comes_after_other_faults_of_a_later_one(
 
 def turned(place: float, *, is_port: bool) -> Graph:
     """Return what is turned in two steps, each by a place of its own and by an axis that is the
-    same; the reference has both with the other sign.
+    same; the reference has both with the other sign, and computes the first step otherwise.
     """
     writer = Writer()
     sign = 1.0 if is_port else -1.0
@@ -227,8 +227,12 @@ def turned(place: float, *, is_port: bool) -> Graph:
         axis = writer.leaf(f"axis{step}", np.full(3, 2 * sign, np.float32), "constant")
         zero = writer.leaf(f"zero{step}", np.zeros(1, np.float32), "input")
         at = writer.at("place").op("add.scalar", zero, own * sign)
-        wide = writer.op("reshape", writer.op("expand", axis, (12, 3)), (6, 6))
-        turn = writer.at("turn").op("addcmul", freq, writer.op("expand", at, (6, 6)), wide)
+        wide = writer.at("axis").op("reshape", writer.op("expand", axis, (12, 3)), (6, 6))
+        at = writer.at("turn").op("expand", at, (6, 6))
+        if step or is_port:
+            turn = writer.op("addcmul", freq, at, wide)
+        else:
+            turn = writer.op("add", freq, writer.op("mul", at, wide))
         writer.at("out").end(f"out#{step}", writer.op("tanh", turn))
     return writer.finish()
 

@@ -335,3 +335,22 @@ def test_a_result_that_is_right_only_because_much_is_legal_is_suspicious() -> No
 
     assert is_suspicious(5e-3, is_right=True)
     assert not is_suspicious(1e-6, is_right=True) and not is_suspicious(5e-3, is_right=False)
+
+
+def test_ends_are_paired_in_order_only_where_both_programs_have_equally_many() -> None:
+    """Behind other ends a number says nothing."""
+
+    def generated(factor: float, *, is_port: bool) -> Graph:
+        writer = Writer()
+        w = writer.leaf("w", W)
+        for step, array in enumerate((X, Y)):
+            hidden = writer.op("tanh", writer.op("mm", writer.leaf(f"x{step}", array, "input"), w))
+            if is_port:
+                writer.end(f"hidden#{step}", hidden)
+                writer.end(f"norm#{step}", writer.op("mean", hidden, -1))
+            logits = writer.at("head").op("mul.scalar", writer.op("mm", hidden, w), factor)
+            writer.end(f"{'out' if is_port else 'logits'}#{step}", logits)
+        return writer.finish()
+
+    comparison = compare_graphs(generated(0.5, is_port=False), generated(0.6, is_port=True))
+    assert [(pair.reference, pair.port) for pair in comparison.ends] == [(0, 2), (1, 5)]
