@@ -194,6 +194,16 @@ def test_what_is_off_by_a_factor_alone_proves_nothing() -> None:
     assert answer.is_healed
 
 
+def test_a_factor_is_told() -> None:
+    model = nn.Linear(8, 8)
+    x = torch.linspace(0, 90, 64).sin().reshape(8, 8)
+    answer = otel_torch.bisect(
+        lambda x: model(x).mul(0.5).tanh(), lambda x: model(x).div(8).tanh(), x
+    )
+    (fault,) = answer.faults
+    assert fault.explanation.endswith(" What comes of it is 0.25 times the reference's.")
+
+
 def test_other_inputs_are_the_fault() -> None:
     answer = otel_torch.bisect(Model(), Model(), X, port_inputs=X * 1.1)
     assert [(fault.side, fault.proof) for fault in answer.faults] == [("input", "proven")]

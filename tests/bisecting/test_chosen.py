@@ -99,3 +99,42 @@ def test_what_steps_that_were_not_recorded_have_made_is_no_fault(
     assert [fault.port_line.text for fault in answer.faults if fault.proof == "proven"] == [
         "x = x + 1.1 * (after - now) * slope"
     ]
+
+
+GENERATOR = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 12)
+        self.mix, self.head = nn.Linear(12, 12), nn.Linear(12, 40, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.mix(self.embed(ids).mean(0)).tanh())
+
+model, ids = Model(), torch.tensor([3, 1, 4, 1, 5])
+"""
+WHOLE = """
+with torch.inference_mode():
+    for _ in range(3):
+        ids = torch.cat([ids, model(ids).argmax()[None]])
+"""
+BY_PARTS = """
+with torch.inference_mode():
+    for _ in range(3):
+        hidden = model.mix(model.embed(ids).sum(0) / COUNT).tanh()
+        ids = torch.cat([ids, model.head(hidden).argmax()[None]])
+"""
+
+
+def test_programs_with_other_forwards_are_compared_whole(tmp_path: Path) -> None:
+    """The first steps of each end elsewhere: what the programs made last by then is no pair."""
+    port = GENERATOR + BY_PARTS.replace("COUNT", "4")
+    answer = bisect_programs(RecordedRuns(tmp_path, GENERATOR + WHOLE, port), Options())
+    assert "in all steps" in [run.why for run in answer.runs]
+    (fault,) = answer.faults
+    assert "sum(0) / 4" in fault.port_line.text

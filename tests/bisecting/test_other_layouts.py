@@ -179,3 +179,49 @@ def test_a_clipped_gradient_of_a_square_weight_may_be_transposed() -> None:
     x = torch.linspace(-2, 2, 96).cos().reshape(2, 6, 8)
     answer = otel_torch.bisect(partial(trained, is_port=False), partial(trained, is_port=True), x)
     assert answer.verdict == "match"
+
+
+FREQUENCIES = 0.5 ** torch.arange(3.0)
+
+
+def blocks(height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the row and the column of each patch, block by block of two by two patches."""
+    places = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    shape = height // 2, 2, width // 2, 2
+    rows, columns = (own.reshape(shape).transpose(1, 2).flatten() for own in places)
+    return rows, columns
+
+
+def row_by_row(height: int, width: int) -> tuple[Tensor, Tensor]:
+    rows = torch.arange(height)[:, None].expand(height, width)
+    columns = torch.arange(width).expand(height, width)
+    return rows.flatten(), columns.flatten()
+
+
+def test_an_order_is_named_where_it_begins_though_its_axes_are_merged() -> None:
+    """The table has one axis for both places and their frequencies in the port, and two in the
+    reference.
+    """
+
+    def reference(x: Tensor) -> Tensor:
+        places = torch.stack(blocks(4, 6), -1)
+        angles = (places[..., None].float() * FREQUENCIES).flatten(1).repeat(1, 2)
+        first, second = x.chunk(2, -1)
+        turned = x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+        return turned.tanh().cumsum(0)
+
+    def port(x: Tensor) -> Tensor:
+        places = row_by_row(4, 6)
+        angles = torch.cat([own[:, None] * FREQUENCIES for own in places], -1)
+        turn = torch.polar(torch.ones_like(angles), angles)
+        turned = torch.complex(*x.chunk(2, -1)) * turn
+        return torch.cat([turned.real, turned.imag], -1).tanh().cumsum(0)
+
+    x = torch.linspace(-2, 2, 288).sin().reshape(24, 12)
+    (finding,) = otel_torch.bisect(reference, port, x).faults
+    assert finding.line is not None and ".transpose(1, 2)" in finding.line.text
+    assert finding.port_line is not None and "own[:, None] * FREQ" in finding.port_line.text
+    assert (finding.proof, finding.explanation) == (
+        "proven",
+        "The same numbers are in another order.",
+    )
