@@ -133,6 +133,7 @@ class GraphBuilder:
         is_reading: bool = False,
         is_vague: bool = False,
         is_of_angles: bool = False,
+        rounds_to_whole: bool = False,
     ) -> int:
         """Add a node and return its index.
 
@@ -153,6 +154,7 @@ class GraphBuilder:
                 is_reading,
                 is_vague,
                 is_of_angles,
+                rounds_to_whole,
             )
         )
         self._reads.append(reads)
@@ -208,6 +210,7 @@ class GraphBuilder:
                 is_reading=nodes[9].astype(bool),
                 is_vague=nodes[10].astype(bool),
                 is_of_angles=nodes[11].astype(bool),
+                rounds_to_whole=nodes[12].astype(bool),
                 reads=Rows.of(self._reads),
                 makes=Rows.of(self._makes),
             ),

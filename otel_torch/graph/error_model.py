@@ -147,14 +147,15 @@ def _rounded_to_whole(graph: Graph) -> Flags:
     if they are cut; a sketch tells it within half and twice of that.
     """
     values, nodes = graph.values, graph.nodes
-    extremes = values.statistics[:, [MIN, MAX]]
-    are_whole = (extremes == np.round(extremes)).all(axis=1)
-    are_whole &= extremes[:, 1] > extremes[:, 0] + 1
-    are_whole &= values.sketch.any(axis=1)  # few numbers may cancel in it
+    are_several = values.statistics[:, MAX] > values.statistics[:, MIN] + 1
+    are_several &= values.sketch.any(axis=1)  # few numbers may cancel in it
     rounded = np.zeros(len(values), bool)
-    for value in np.flatnonzero(are_whole & (values.maker >= 0)).tolist():
-        reads, numel = nodes.reads[values.maker[value]], values.numel[value]
-        if len(reads) == 1 and reads[0] >= 0 and values.numel[reads[0]] == numel:
+    for value in np.flatnonzero(are_several & (values.maker >= 0)).tolist():
+        node, numel = values.maker[value], values.numel[value]
+        reads, is_cast = nodes.reads[node], nodes.casts[node] and values.roundoff[value] == 0
+        if not (nodes.rounds_to_whole[node] or is_cast) or len(reads) != 1 or reads[0] < 0:
+            continue
+        if values.numel[reads[0]] == numel:
             with np.errstate(invalid="ignore"):  # of masks
                 change = sketch_norms(values.sketch[[value]] - values.sketch[reads])[0] ** 2
             rounded[value] = 1 / 24 <= change / numel <= 2 / 3

@@ -159,6 +159,7 @@ class Nodes:
             such as the sum of what ranks have. Where that is right, they are.
         is_vague: Which of `reads` it really reads is not known, so that what it makes acquits none.
         is_of_angles: It is a function of angles, which returns where they have made a full turn.
+        rounds_to_whole: It rounds numbers to whole ones, as pixels are.
         phase: Index into the graph's `phases`.
     """
 
@@ -175,6 +176,7 @@ class Nodes:
     is_reading: Flags
     is_vague: Flags
     is_of_angles: Flags
+    rounds_to_whole: Flags
     phase: Indices
 
     def __len__(self) -> int:

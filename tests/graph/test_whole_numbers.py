@@ -75,3 +75,15 @@ def test_whole_numbers_whose_sketch_is_zero_are_measured_by_none() -> None:
         return graph
 
     assert compare_graphs(rounded(), rounded()).is_match
+
+
+def test_what_saturates_at_whole_numbers_is_not_rounded() -> None:
+    def saturated(factor: float) -> Graph:
+        writer = Writer()
+        x = writer.leaf("x", (PIXELS / 127.5 - 1).astype(np.float32), "input")
+        made = writer.op("tanh", writer.op("mul.scalar", x, 20.0))
+        writer.end("out", writer.at("scale").op("mul.scalar", made, factor))
+        return writer.finish()
+
+    comparison = compare_graphs(saturated(0.5), saturated(0.500001))
+    assert not comparison.is_match

@@ -163,6 +163,7 @@ class Writer:
             line=self._line(),
             inside=self.inside,
             is_of_angles=name == "sin",
+            rounds_to_whole=name == "round",
         )
         return self._value(result, dtype, maker=node)
 

@@ -45,6 +45,10 @@ _VALUES = frozenset({"value", "replaces"})
 _RANK_SHIFT = 40
 # functions of angles, by their names without overloads
 _OF_ANGLES = frozenset({"aten.sin", "aten.cos", "aten.sin_", "aten.cos_", "aten.polar"})
+# what rounds to whole numbers, likewise, but for a cast to a dtype of such
+_TO_WHOLE = frozenset(
+    f"aten.{name}{mark}" for name in ("round", "floor", "ceil", "trunc") for mark in ("", "_")
+)
 # dtypes of complex numbers round as their parts do
 _PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64"}
 
@@ -238,6 +242,7 @@ class _GraphFiller:
         index = {number: place for place, number in enumerate(numbers)}
         for row, reads in zip(self._nodes, read, strict=True):
             whole = row.get("inside")
+            name = str(row["op"]).rpartition(".")[0]
             builder.add_node(
                 str(row["op"]),
                 # nothing comes through to what a trial has put in the place of a value
@@ -254,7 +259,8 @@ class _GraphFiller:
                 else self._node_of.get(
                     (row.get("rank"), row.get("loop"), row.get("step"), str(whole)), NOTHING
                 ),
-                is_of_angles=str(row["op"]).rpartition(".")[0] in _OF_ANGLES,
+                is_of_angles=name in _OF_ANGLES,
+                rounds_to_whole=name in _TO_WHOLE,
             )
         made = [self._rows.get(number, ({}, NOTHING)) for number in numbers]
         for row, maker in made:
