@@ -78,12 +78,17 @@ def test_whole_numbers_whose_sketch_is_zero_are_measured_by_none() -> None:
 
 
 def test_what_saturates_at_whole_numbers_is_not_rounded() -> None:
-    def saturated(factor: float) -> Graph:
-        writer = Writer()
-        x = writer.leaf("x", (PIXELS / 127.5 - 1).astype(np.float32), "input")
-        made = writer.op("tanh", writer.op("mul.scalar", x, 20.0))
-        writer.end("out", writer.at("scale").op("mul.scalar", made, factor))
+    """What noise has measured holds for it."""
+    numbers = np.linspace(-1.2, 1.2, 512 * 48, dtype=np.float32).reshape(512, 48)
+    numbers[[0, -1]] *= 8
+
+    def saturated(factor: float, noise: int | None = None) -> Graph:
+        writer = Writer("bfloat16", noise=noise)
+        made = writer.leaf("x", numbers, "input")
+        for scale in (1.1, 1 / 1.1) * 6:
+            made = writer.op("mul.scalar", made, scale)
+        writer.end("out", writer.at("scale").op("mul.scalar", writer.op("tanh", made), factor))
         return writer.finish()
 
-    comparison = compare_graphs(saturated(0.5), saturated(0.500001))
-    assert not comparison.is_match
+    assert compare_graphs(saturated(1), saturated(1), saturated(1, noise=1)).is_match
+    assert not compare_graphs(saturated(1), saturated(1.1), saturated(1, noise=1)).is_match
