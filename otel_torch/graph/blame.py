@@ -457,29 +457,49 @@ def _legal_before(
     return {own for own in sources if own >= 0 and first[program.code(own)] in acquitted}
 
 
-def _read_when_legal(
-    program: ComparedProgram, doubt: Doubt, origins: Iterable[Origin], acquitted: Set[Origin]
-) -> dict[Origin, set[Origin]]:
-    """Return what was in doubt before the code of some origins when that ran for the first time,
-    of those whose code was right or legal then.
+def _new_suspects(
+    program: ComparedProgram,
+    suspects: dict[Origin, list[Origin]],
+    acquitted: Set[Origin],
+) -> dict[Origin, list[Origin]]:
+    """Return the suspects before each source that no such code was among when the source's code ran
+    for the first time, if that was right or legal then; else none.
+
+    Args:
+        suspects: By the sources that they are before.
     """
-    codes = {program.code(origin) for origin in origins if origin >= 0}
+    codes = {program.code(origin) for origin, own in suspects.items() if own and origin >= 0}
     first: dict[tuple[int, int], int] = {}
-    for node in range(program.own_nodes):
+    for node in range(program.own_nodes if codes else 0):
         if (code := program.code(node)) in codes:
             first.setdefault(code, node)
-    legal = {
-        code: node
-        for code, node in first.items()
-        if node in acquitted or all(program.state[made] == RIGHT for made in program.makes[node])
-    }
-    known = {
-        code: {own for tier in doubt.of(program.reads[node]) for own in doubt.members(tier)}
-        for code, node in legal.items()
-    }
+    new: dict[Origin, list[Origin]] = {}
+    for origin, own in suspects.items():
+        node = first.get(program.code(origin), origin) if own and origin >= 0 else origin
+        was_right = node >= 0 and all(program.state[it] == RIGHT for it in program.makes[node])
+        if node != origin and (was_right or node in acquitted):
+            known = _codes_before(program, node)
+            new[origin] = [suspect for suspect in own if _code(program, suspect) not in known]
+    return new
+
+
+def _codes_before(program: ComparedProgram, node: int) -> set[object]:
+    """Return the code of all that is not right before a node."""
+
+    def is_wrong(value: int) -> bool:
+        return bool(program.state[value] != RIGHT)
+
+    reads = [read for read in program.reads[node] if read >= 0]
+    before = filter(is_wrong, made_from(program, reads, is_wrong))
     return {
-        own: known[code] for own in origins if own >= 0 and (code := program.code(own)) in known
+        _code(program, maker if (maker := program.maker[value]) >= 0 else -1 - value)
+        for value in before
     }
+
+
+def _code(program: ComparedProgram, origin: Origin) -> object:
+    """Return the code of a node, and what a leaf holds."""
+    return program.code(origin) if origin >= 0 else int(program.side.group[-1 - origin])
 
 
 def idle_operands(program: ComparedProgram, values: Iterable[int]) -> list[int]:
@@ -613,15 +633,26 @@ def _sources(
             weak |= next(filter(None, tiers), 0)
     accused = _accused(program, doubt, ends)
     legal = _legal_before(program, doubt.sources, acquitted)
-    known = _read_when_legal(program, doubt, doubt.members(strong), acquitted)
-    sources = []
-    for is_weak, bits in ((False, strong), (True, weak & ~strong)):
-        for origin in doubt.members(bits):
-            suspects, cleared = what_is_before(program, doubt, origin)
-            new = [own for own in suspects if own not in known.get(origin, suspects)]
-            first_end = _first_end(doubt, origin, ends)
-            flags = is_weak, origin in accused, origin in legal
-            sources.append(DoubtSource(origin, *flags, first_end, suspects, cleared, new))
+    members = {
+        origin: is_weak
+        for is_weak, bits in ((False, strong), (True, weak & ~strong))
+        for origin in doubt.members(bits)
+    }
+    before = {origin: what_is_before(program, doubt, origin) for origin in members}
+    suspects = {origin: own for origin, (own, _) in before.items()}
+    new = _new_suspects(program, suspects, acquitted)
+    sources = [
+        DoubtSource(
+            origin,
+            is_weak,
+            origin in accused,
+            origin in legal,
+            _first_end(doubt, origin, ends),
+            *before[origin],
+            new.get(origin, []),
+        )
+        for origin, is_weak in members.items()
+    ]
     if rules.accused_first:
         sources.sort(key=lambda source: (source.is_weak, not source.is_accused))
     return sources
