@@ -175,7 +175,7 @@ class GraphBuilder:
     def finish(self) -> Graph:
         """Return the graph."""
         columns = _columns(self._values, 10, np.float64)
-        nodes = _columns(self._nodes, 12, np.int64)
+        nodes = _columns(self._nodes, 13, np.int64)
         whole: list[Indices] = [column.astype(np.int64) for column in columns]
         unknown = np.full(self.width, np.nan)
         sketches = [unknown if sketch is None else sketch for sketch in self._sketches]
