@@ -16,6 +16,7 @@ from itertools import islice
 
 import numpy as np
 
+from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.states import (
     DOUBTFUL,
     RIGHT,
@@ -468,7 +469,12 @@ def _new_suspects(
     Args:
         suspects: By the sources that they are before.
     """
-    codes = {program.code(origin) for origin, own in suspects.items() if own and origin >= 0}
+    lines = program.graph.nodes.line
+    codes = {
+        program.code(origin)
+        for origin, own in suspects.items()
+        if own and origin >= 0 and lines[origin] >= 0
+    }
     first: dict[tuple[int, int], int] = {}
     for node in range(program.own_nodes if codes else 0):
         if (code := program.code(node)) in codes:
@@ -484,16 +490,12 @@ def _new_suspects(
 
 
 def _codes_before(program: ComparedProgram, node: int) -> set[object]:
-    """Return the code of all that is not right before a node."""
-
-    def is_wrong(value: int) -> bool:
-        return bool(program.state[value] != RIGHT)
-
+    """Return the code of all that is not right before a node, and of what that is made of."""
     reads = [read for read in program.reads[node] if read >= 0]
-    before = filter(is_wrong, made_from(program, reads, is_wrong))
+    before = made_from(program, reads, lambda value: bool(program.state[value] != RIGHT))
+    makers = {value: program.maker[value] for value in before}
     return {
-        _code(program, maker if (maker := program.maker[value]) >= 0 else -1 - value)
-        for value in before
+        _code(program, -1 - value if maker == NOTHING else maker) for value, maker in makers.items()
     }
 
 

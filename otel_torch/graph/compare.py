@@ -494,10 +494,9 @@ def _pair_sources(
         draws_alone = None in pair and any(map(_draws, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
-        # of the port's code, and of the reference's where that explains nothing alone
-        was_legal = any(
-            source.was_legal and (source is pair[1] or not source.is_accused) for source in present
-        )
+        # of both programs' code, unless both are accused: then the port's tells
+        is_sure = all(source.is_accused for source in present)
+        was_legal = any(source.was_legal for source in (present[-1:] if is_sure else present))
         is_alike = indices in meet and _is_same_kind(programs, *present)
         order = (
             weak, draws_alone, not accused, was_legal, first_end, None in pair,
