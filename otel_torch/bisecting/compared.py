@@ -34,6 +34,7 @@ from otel_torch.graph.distances import (
     relative_distances,
 )
 from otel_torch.graph.ends import EndPair, values_of_ends
+from otel_torch.graph.equality import REORDERED
 from otel_torch.graph.error_model import JUMP
 from otel_torch.graph.exchanged import makes_wrong
 from otel_torch.graph.explanation import Explanation
@@ -469,6 +470,11 @@ class ComparedRank:
         readers = {node for value in begins for node in program.readers[value]}
         made = {value for node in readers for value in program.makes[node]} - begins
         return frozenset(map(self.port_key, made))
+
+    def are_reordered(self, keys: Iterable[RankedKey]) -> bool:
+        """Return whether any of some values has the reference's numbers in another order."""
+        program, names = self.comparison.programs[1], self.values_of_port
+        return any(program.side.relation[names[key]] == REORDERED for key in keys if key in names)
 
     def are_rescaled(self, healed: Set[RankedKey], trial: ComparedRank) -> bool:
         """Return whether a trial has healed something, and all of it differed from the trial's by a

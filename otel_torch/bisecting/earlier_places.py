@@ -16,16 +16,15 @@ from otel_torch.bisecting.compared import ComparedRank, Exchange, Exchanges
 from otel_torch.bisecting.trials import Attempt, Trial
 from otel_torch.graph.compare import FaultPlace, GraphFault
 from otel_torch.graph.cut import OperationLine, moved_from, operation_line
-from otel_torch.graph.equality import REORDERED
 from otel_torch.graph.explanation import Explanation, Kind
 from otel_torch.graph.graph import NOTHING
-from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import (
     ComparedProgram,
     Programs,
     is_open,
     is_rounded,
     made_from,
+    reordered_partner,
     unrounded_partner,
 )
 
@@ -94,18 +93,7 @@ def _exchanges(rank: ComparedRank, line: OperationLine, difference: _LoneDiffere
 
 
 def _reordered_partner(programs: Programs, value: int) -> int:
-    """Return the reference's value that has the numbers of one of the port's in another order, in
-    one shape but for neighboring axes that are merged; NOTHING if there is none.
-    """
-    port = programs[1]
-    if port.side.relation[value] != REORDERED:
-        return NOTHING
-    partner = int(port.side.partner[value])
-    shapes = (
-        programs[0].graph.values.shape[partner],
-        port.graph.values.shape[value],
-    )
-    return partner if have_same_order(*shapes) else NOTHING
+    return reordered_partner(programs, 1, value, may_merge=True)
 
 
 def _begin_at_order(fault: GraphFault, programs: Programs, value: int) -> GraphFault:

@@ -68,6 +68,8 @@ class Trial:
         breaks: A result of the port was right, and is wrong with the exchange, or far more wrong:
             the port needs another value there than the reference has.
         is_idle: All results of the port are what they were: what differs there does not matter.
+        is_reordered: What was exchanged had the reference's numbers in another order, in which the
+            rest of the port may still have them.
         unfit: Why a value could not be put in place; None if all were.
         exchanged: All exchanges that were in place, those of earlier attempts, too.
         differed: Where whole numbers that were exchanged differed, as the metadata has it, by file.
@@ -81,6 +83,7 @@ class Trial:
     is_rescaled: bool
     breaks: bool
     is_idle: bool
+    is_reordered: bool
     unfit: str | None
     exchanged: Exchanges
     differed: Mapping[str, Mapping[str, Any]]
@@ -94,8 +97,11 @@ class Trial:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the exchange healed a value and left all results as they were."""
-        return self.is_idle and bool(self.healed) and self.unfit is None
+        """Whether the exchange healed a value and left all results as they were, and what is there
+        may stay.
+        """
+        is_idle = self.is_idle and bool(self.healed) and self.unfit is None
+        return is_idle and not self.is_reordered
 
     def where_they_differ(self, key: RankedKey) -> str:
         """Return at which position whole numbers of the port differ, such as token ids, in words;
@@ -199,7 +205,17 @@ class Trials:
             scaled |= _metadata(run, number).get("values_scaled", {})
         unfit = self._unfit(run, attempt)
         return Trial(
-            attempt, again, healed, is_rescaled, breaks, is_idle, unfit, exchanges, differed, scaled
+            attempt,
+            again,
+            healed,
+            is_rescaled,
+            breaks,
+            is_idle,
+            leading.are_reordered(attempt.exchanges),
+            unfit,
+            exchanges,
+            differed,
+            scaled,
         )
 
     def _keep(self, compared: ComparedRuns, first: set[RankedKey]) -> None:

@@ -28,6 +28,7 @@ from otel_torch.graph.error_model import (
     rounded_to,
 )
 from otel_torch.graph.graph import MEAN, NOTHING, STD, Flags, Floats, Graph, Indices
+from otel_torch.graph.shapes import have_same_order
 
 RIGHT, DOUBTFUL, WRONG = range(3)
 STATE_NAMES = ("right", "doubtful", "wrong")
@@ -219,9 +220,12 @@ def computed_from(program: ComparedProgram, value: int) -> set[int]:
     return found
 
 
-def reordered_partner(programs: Programs, side: int, value: int) -> int:
+def reordered_partner(programs: Programs, side: int, value: int, *, may_merge: bool = False) -> int:
     """Return the other program's value that has the numbers of one in another order, but in the
     same shape; NOTHING if there is none.
+
+    Args:
+        may_merge: Whether neighboring axes may be merged in one of both.
     """
     program = programs[side]
     if program.side.relation[value] != REORDERED:
@@ -229,7 +233,7 @@ def reordered_partner(programs: Programs, side: int, value: int) -> int:
     partner = int(program.side.partner[value])
     shapes = program.graph.values.shape[value], programs[1 - side].graph.values.shape[partner]
     own, other = ([size for size in shape if size != 1] for shape in shapes)
-    return partner if own == other else NOTHING
+    return partner if own == other or (may_merge and have_same_order(*shapes)) else NOTHING
 
 
 def is_rounded(programs: Programs, value: int) -> bool:
