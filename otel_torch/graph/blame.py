@@ -469,19 +469,24 @@ def _new_suspects(
     Args:
         suspects: By the sources that they are before.
     """
-    lines = program.graph.nodes.line
-    codes = {
-        program.code(origin)
+    nodes = program.graph.nodes
+
+    def place(node: int) -> tuple[object, int]:
+        return program.code(node), int(nodes.module[node])
+
+    # one line may run several modules, whose operations are alike
+    places = {
+        place(origin)
         for origin, own in suspects.items()
-        if own and origin >= 0 and lines[origin] >= 0
+        if own and origin >= 0 and nodes.line[origin] >= 0
     }
-    first: dict[tuple[int, int], int] = {}
-    for node in range(program.own_nodes if codes else 0):
-        if (code := program.code(node)) in codes:
-            first.setdefault(code, node)
+    first: dict[tuple[object, int], int] = {}
+    for node in range(program.own_nodes if places else 0):
+        if (own_place := place(node)) in places:
+            first.setdefault(own_place, node)
     new: dict[Origin, list[Origin]] = {}
     for origin, own in suspects.items():
-        node = first.get(program.code(origin), origin) if own and origin >= 0 else origin
+        node = first.get(place(origin), origin) if own and origin >= 0 else origin
         was_right = node >= 0 and all(program.state[it] == RIGHT for it in program.makes[node])
         if node != origin and (was_right or node in acquitted):
             known = _codes_before(program, node)

@@ -168,8 +168,8 @@ def blame_suspects_of_twins(
 
     Twins do the same to the same right values. So they differ in what no evidence calls right: in
     one program at least, for its operand is not the right one of the other. This goes on as long as
-    what is blamed has a twin itself. What code that was legal when it ran first reads now, and did
-    not then, is at fault, if that is one thing.
+    what is blamed has a twin itself. What code of the port that was legal when it ran first reads
+    now, and did not then, is at fault, if that is one thing.
     """
     while True:
         keys = [
@@ -183,7 +183,7 @@ def blame_suspects_of_twins(
                 for source, key in zip(sources[side], keys[side], strict=True)
                 for blamed in (
                     _blame_suspects(programs[side], doubts[side], source)
-                    if (key in twins[side] or len(source.new_suspects) == 1)
+                    if (key in twins[side] or (side == 1 and len(source.new_suspects) == 1))
                     and not _reorders_half(programs[side], source.origin)
                     else [source]
                 )
