@@ -89,7 +89,7 @@ def find_later_step(
     Raises:
         RecordingError: A recording cannot be read.
     """
-    programs = paths.map(lambda own: _joined([_read(path) for path in own]))
+    programs = _programs(paths)
     before = 0.0
     needed = Sides[set[_RecordedStep]](set(), set())
     is_last = True
@@ -111,23 +111,25 @@ def find_later_step(
     return LaterStep(steps, float(np.hypot(limit, JUMP * before)), is_last)
 
 
-def has_short_steps(paths: Sides[Sequence[Path]]) -> bool:
+def has_short_steps(paths: Sides[Sequence[Path]], *, has_others: bool = False) -> bool:
     """Return whether further steps of two programs may be recorded: there are some, and all have
     not too many operations. Raises RecordingError if a recording cannot be read.
+
+    Args:
+        has_others: Only where the forwards of both programs are other ones: in order, what enters
+            and leaves them has other sizes.
     """
-    programs = paths.map(lambda own: _joined([_read(path) for path in own]))
+    programs = _programs(paths)
+    if has_others and not any(
+        reference is None or port is None or _error(reference, port) is None
+        for reference, port in zip_longest(*(own.tensors for own in programs))
+    ):
+        return False
     return isinstance(_every_step(programs, 0.0), LaterStep)
 
 
-def have_other_forwards(paths: Sides[Sequence[Path]]) -> bool:
-    """Return whether the forwards of two programs are other ones: in order, what enters and leaves
-    them has other sizes. Raises RecordingError if a recording cannot be read.
-    """
-    programs = paths.map(lambda own: _joined([_read(path) for path in own]))
-    return any(
-        reference is None or port is None or _error(reference, port) is None
-        for reference, port in zip_longest(*(own.tensors for own in programs))
-    )
+def _programs(paths: Sides[Sequence[Path]]) -> Sides[_Program]:
+    return paths.map(lambda own: _joined([_read(path) for path in own]))
 
 
 def _needed(programs: Sides[_Program], index: int) -> Sides[set[_RecordedStep]]:

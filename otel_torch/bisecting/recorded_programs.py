@@ -24,7 +24,6 @@ from otel_torch.bisecting.later_steps import (
     TooManyOperations,
     find_later_step,
     has_short_steps,
-    have_other_forwards,
 )
 from otel_torch.bisecting.printed import PrintedLine, find_printed, pair_lines
 from otel_torch.bisecting.runs import (
@@ -124,7 +123,7 @@ class RecordedPrograms:
         rank = compared.leading
         if self._options.steps is not None or not rank.comparison.returns_another:
             return None
-        if not has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port))):
+        if not has_short_steps(_paths(compared)):
             return None
         tell("a model returns something else in each program: recording all steps")
         return self._attempt(
@@ -143,19 +142,18 @@ class RecordedPrograms:
         """Return the comparison of all steps, if the first ones differ and the programs' forwards
         are others: what was recorded of each then ends elsewhere, and what it made last is no pair.
         """
-        rank = compared.leading
-        if not rank.has_recorded_fault or not self._go_on_alike(compared):
-            return None
-        if not have_other_forwards(
-            Sides(rank.paths(compared.reference), rank.paths(compared.port))
-        ):
+        is_open = compared.leading.has_recorded_fault
+        if not is_open or not self._go_on_alike(compared, has_others=True):
             return None
         tell("the programs' forwards are others: recording all steps")
         return self._in_all_steps()
 
-    def _go_on_alike(self, compared: ComparedRuns) -> bool:
+    def _go_on_alike(self, compared: ComparedRuns, *, has_others: bool = False) -> bool:
         """Return whether both programs go on after what was recorded of them, so that they may put
         together what can be compared: the scores of all tokens.
+
+        Args:
+            has_others: Only where the forwards of both are other ones.
         """
         rank = compared.leading
         is_open = all(own.get("steps") != EVERY_STEP for own in self._settings.values())
@@ -163,7 +161,7 @@ class RecordedPrograms:
             return False
         if not all(graph.is_cut for graph in rank.comparison.graphs):
             return False
-        return has_short_steps(Sides(rank.paths(compared.reference), rank.paths(compared.port)))
+        return has_short_steps(_paths(compared), has_others=has_others)
 
     def _later(self, compared: ComparedRuns, tell: Callable[[str], None]) -> ComparedRuns | None:
         """Return the comparison of a later step, if the first ones match; else None."""
@@ -171,9 +169,7 @@ class RecordedPrograms:
         if rank.has_recorded_fault or self._options.steps is not None:
             return None
         limit = max((pair.limit for pair in rank.comparison.ends), default=0.0)
-        later = find_later_step(
-            Sides(rank.paths(compared.reference), rank.paths(compared.port)), limit
-        )
+        later = find_later_step(_paths(compared), limit)
         if isinstance(later, TooManyOperations):
             self.warnings.append(str(later))
             return None
@@ -381,6 +377,12 @@ class RecordedPrograms:
         """
         are_trainings = all(graph.has_backward for graph in compared.leading.comparison.graphs)
         return self._options.noise == "auto" and are_trainings and not compared.is_match
+
+
+def _paths(compared: ComparedRuns) -> Sides[Sequence[Path]]:
+    """Return the recordings of both programs that the leading rank's comparison is of."""
+    rank = compared.leading
+    return Sides(rank.paths(compared.reference), rank.paths(compared.port))
 
 
 def first_apart(

@@ -97,9 +97,7 @@ class Trial:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the exchange healed a value and left all results as they were, and what is there
-        may stay.
-        """
+        """Whether the exchange healed a value, left all results as they were, and may stay."""
         is_idle = self.is_idle and bool(self.healed) and self.unfit is None
         return is_idle and not self.is_reordered
 
@@ -201,8 +199,9 @@ class Trials:
         differed: dict[str, Any] = {}
         scaled: dict[str, float] = {}
         for number in run.recordings:
-            differed |= _metadata(run, number).get("values_differed", {})
-            scaled |= _metadata(run, number).get("values_scaled", {})
+            metadata = _metadata(run, number)
+            differed |= metadata.get("values_differed", {})
+            scaled |= metadata.get("values_scaled", {})
         unfit = self._unfit(run, attempt)
         return Trial(
             attempt,

@@ -180,11 +180,11 @@ def spread_doubt(
     informed = program.is_informed.tolist()
     same_numbers = [group >= 0 for group in program.same_numbers]
     moves = program.graph.nodes.moves.tolist()
+    acquitted = cleared, legal
     for value in (state != RIGHT).nonzero()[0].tolist():
         if program.maker[value] < 0:
             is_strong = is_wrong[value] or not rules.weak_last
-            begun = -1 - value, [value], NO_DOUBT, frozenset[Origin]()
-            _enter(doubt, *begun, is_strong, (cleared, legal))
+            _enter(doubt, -1 - value, [value], NO_DOUBT, frozenset(), is_strong, acquitted)
     own_nodes = zip(program.reads, program.makes, strict=True)
     for node, (reads, makes) in enumerate(islice(own_nodes, program.own_nodes)):
         open_values = [value for value in makes if not is_right[value]]
@@ -210,7 +210,7 @@ def spread_doubt(
             same = doubt.of([value for value in reads if value >= 0 and same_numbers[value]])
             kept = (0, same[0] | same[1], *NO_DOUBT[2:])
             tiers = unite([kept, fade(tiers, 2)])
-        _enter(doubt, node, open_values, tiers, before, is_strong, (cleared, legal))
+        _enter(doubt, node, open_values, tiers, before, is_strong, acquitted)
     return doubt
 
 
@@ -487,8 +487,10 @@ def _new_suspects(
     new: dict[Origin, list[Origin]] = {}
     for origin, own in suspects.items():
         node = first.get(place(origin), origin) if own and origin >= 0 else origin
-        was_right = node >= 0 and all(program.state[it] == RIGHT for it in program.makes[node])
-        if node != origin and (was_right or node in acquitted):
+        if node == origin:
+            continue
+        was_right = all(program.state[made] == RIGHT for made in program.makes[node])
+        if was_right or node in acquitted:
             known = _codes_before(program, node)
             new[origin] = [suspect for suspect in own if _code(program, suspect) not in known]
     return new

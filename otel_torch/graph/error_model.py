@@ -150,15 +150,16 @@ def _rounded_to_whole(graph: Graph) -> Flags:
     are_several = values.statistics[:, MAX] > values.statistics[:, MIN] + 1
     are_several &= values.sketch.any(axis=1)  # few numbers may cancel in it
     rounded = np.zeros(len(values), bool)
-    for value in np.flatnonzero(are_several & (values.maker >= 0)).tolist():
-        node, numel = values.maker[value], values.numel[value]
-        reads, is_cast = nodes.reads[node], nodes.casts[node] and values.roundoff[value] == 0
-        if not (nodes.rounds_to_whole[node] or is_cast) or len(reads) != 1 or reads[0] < 0:
+    for node in np.flatnonzero(nodes.rounds_to_whole | nodes.casts).tolist():
+        reads, makes = nodes.reads[node], nodes.makes[node]
+        if len(reads) != 1 or reads[0] < 0:
             continue
-        if values.numel[reads[0]] == numel:
+        is_whole = nodes.rounds_to_whole[node] | (values.roundoff[makes] == 0)
+        is_same_size = values.numel[makes] == values.numel[reads[0]]
+        for value in makes[are_several[makes] & is_whole & is_same_size].tolist():
             with np.errstate(invalid="ignore"):  # of masks
                 change = sketch_norms(values.sketch[[value]] - values.sketch[reads])[0] ** 2
-            rounded[value] = 1 / 24 <= change / numel <= 2 / 3
+            rounded[value] = 1 / 24 <= change / values.numel[value] <= 2 / 3
     return rounded
 
 

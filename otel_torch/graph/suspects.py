@@ -163,13 +163,13 @@ def blame_suspects_of_twins(
     sources: list[list[DoubtSource]],
     doubts: list[Doubt],
 ) -> list[list[DoubtSource]]:
-    """Blame what is doubtful before sources that have a twin on the other side, or whose code was
-    legal before.
+    """Blame what is doubtful before sources that have a twin on the other side, and before those of
+    the port whose code was legal before.
 
     Twins do the same to the same right values. So they differ in what no evidence calls right: in
     one program at least, for its operand is not the right one of the other. This goes on as long as
-    what is blamed has a twin itself. What code of the port that was legal when it ran first reads
-    now, and did not then, is at fault, if that is one thing.
+    what is blamed has a twin itself. Of code that was legal when it ran first, what it did not read
+    then is at fault, if that is one thing.
     """
     while True:
         keys = [

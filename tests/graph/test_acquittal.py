@@ -223,7 +223,7 @@ def turned(place: float, *, is_port: bool) -> Graph:
     sign = 1.0 if is_port else -1.0
     freq = writer.leaf("freq", X, "input")
     for step, own in enumerate((0.5, place)):
-        # a number that the program makes anew in each step
+        # a constant that each step creates again
         axis = writer.leaf(f"axis{step}", np.full(3, 2 * sign, np.float32), "constant")
         zero = writer.leaf(f"zero{step}", np.zeros(1, np.float32), "input")
         at = writer.at("place").op("add.scalar", zero, own * sign)

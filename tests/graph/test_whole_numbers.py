@@ -78,7 +78,7 @@ def test_whole_numbers_whose_sketch_is_zero_are_measured_by_none() -> None:
 
 
 def test_what_saturates_at_whole_numbers_is_not_rounded() -> None:
-    """What noise has measured holds for it."""
+    """Its limit is the one that the run with noise has measured."""
     numbers = np.linspace(-1.2, 1.2, 512 * 48, dtype=np.float32).reshape(512, 48)
     numbers[[0, -1]] *= 8
 

@@ -29,7 +29,7 @@ from otel_torch.sources.interventions.conform_tensor import CannotConform, confo
 _KEY = "value"
 # up to which relative error numbers are the same: far above rounding, and below any factor that is
 # meant
-SAME = 1e-3
+_SAME = 1e-3
 # dtype -> its name in safetensors
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -170,7 +170,7 @@ def _factor(value: torch.Tensor, tensor: torch.Tensor) -> float | None:
     square = float(reference @ reference)
     factor = float(reference @ port) / square if square > 0 else 0.0
     rest = float((port - factor * reference).norm())
-    is_scaled = rest <= SAME * abs(factor) * square**0.5 and abs(factor - 1) > SAME
+    is_scaled = rest <= _SAME * abs(factor) * square**0.5 and abs(factor - 1) > _SAME
     return factor if is_scaled else None
 
 
