@@ -9,7 +9,7 @@ unequal values does not see the difference (a norm does not see a scale), and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -491,19 +491,24 @@ def _new_suspects(
             continue
         was_right = all(program.state[made] == RIGHT for made in program.makes[node])
         if was_right or node in acquitted:
-            known = _codes_before(program, node)
+            way = _codes_before(program, origin, lambda made: bool(program.state[made] != RIGHT))
+            known = _codes_before(program, node, lambda made: _code_of(program, made) in way)
             new[origin] = [suspect for suspect in own if _code(program, suspect) not in known]
     return new
 
 
-def _codes_before(program: ComparedProgram, node: int) -> set[object]:
-    """Return the code of all that is not right before a node, and of what that is made of."""
+def _codes_before(
+    program: ComparedProgram, node: int, goes_on: Callable[[int], bool]
+) -> set[object]:
+    """Return the code of what is before a node, back through the values that `goes_on` accepts."""
     reads = [read for read in program.reads[node] if read >= 0]
-    before = made_from(program, reads, lambda value: bool(program.state[value] != RIGHT))
-    makers = {value: program.maker[value] for value in before}
-    return {
-        _code(program, -1 - value if maker == NOTHING else maker) for value, maker in makers.items()
-    }
+    return {_code_of(program, value) for value in made_from(program, reads, goes_on)}
+
+
+def _code_of(program: ComparedProgram, value: int) -> object:
+    """Return the code that makes a value, and what a leaf holds."""
+    maker = program.maker[value]
+    return _code(program, -1 - value if maker == NOTHING else maker)
 
 
 def _code(program: ComparedProgram, origin: Origin) -> object:
