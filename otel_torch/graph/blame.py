@@ -9,7 +9,7 @@ unequal values does not see the difference (a norm does not see a scale), and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -491,18 +491,23 @@ def _new_suspects(
             continue
         was_right = all(program.state[made] == RIGHT for made in program.makes[node])
         if was_right or node in acquitted:
-            way = _codes_before(program, origin, lambda made: bool(program.state[made] != RIGHT))
-            known = _codes_before(program, node, lambda made: _code_of(program, made) in way)
+            known = _codes_before(program, node, _wrong_codes_before(program, origin))
             new[origin] = [suspect for suspect in own if _code(program, suspect) not in known]
     return new
 
 
-def _codes_before(
-    program: ComparedProgram, node: int, goes_on: Callable[[int], bool]
-) -> set[object]:
-    """Return the code of what is before a node, back through the values that `goes_on` accepts."""
+def _wrong_codes_before(program: ComparedProgram, node: int) -> set[object]:
+    """Return the code of all that is not right before a node, and of what that is made of."""
     reads = [read for read in program.reads[node] if read >= 0]
-    return {_code_of(program, value) for value in made_from(program, reads, goes_on)}
+    before = made_from(program, reads, lambda value: bool(program.state[value] != RIGHT))
+    return {_code_of(program, value) for value in before}
+
+
+def _codes_before(program: ComparedProgram, node: int, way: Set[object]) -> set[object]:
+    """Return the code of what is before a node, back through what the code of a way makes."""
+    reads = [read for read in program.reads[node] if read >= 0]
+    before = made_from(program, reads, lambda value: _code_of(program, value) in way)
+    return {_code_of(program, value) for value in before}
 
 
 def _code_of(program: ComparedProgram, value: int) -> object:

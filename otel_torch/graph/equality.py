@@ -21,7 +21,13 @@ from otel_torch.graph.contents import (
     equal_pairs,
     same_kind,
 )
-from otel_torch.graph.distances import DEVIATIONS, PAIRS_AT_ONCE, in_windows, sketch_norms
+from otel_torch.graph.distances import (
+    DEVIATIONS,
+    PAIRS_AT_ONCE,
+    in_windows,
+    relative_distances,
+    sketch_norms,
+)
 from otel_torch.graph.equal_rows import MatchedRows, find_equal_rows
 from otel_torch.graph.error_model import SKETCH_ROUNDOFF, STATISTICS_ERROR
 from otel_torch.graph.further_rows import may_be_further
@@ -41,7 +47,7 @@ from otel_torch.graph.graph import (
 from otel_torch.graph.moved_axes import plain_contents, with_axes_moved
 
 # relations of a value to the other program, the surest last
-NONE, PART, REORDERED, ROWS, CUT, TERM, MOVED, EQUAL = range(8)
+NONE, NEAR, PART, REORDERED, ROWS, CUT, TERM, MOVED, EQUAL = range(9)
 # A value with fewer elements says nothing: scalars and pairs are equal by chance.
 LEAST_NUMEL = 4
 # How many sums of parts may fit by chance. In the programs of the tests it is 0.01 to 1,000 for
@@ -54,10 +60,10 @@ class Side:
     """What equality says of the values of one program.
 
     Attributes:
-        relation: NONE, PART, REORDERED, ROWS (each of its rows is a row of some value, but for
-            tokens that the other program never had), CUT (all parts are equal to values), TERM (of
-            a sum that is equal to one), MOVED (equal with its axes in another order) or EQUAL, per
-            value.
+        relation: NONE, NEAR (nearly equal: its statistics do not see that it is off), PART,
+            REORDERED, ROWS (each of its rows is a row of some value, but for tokens that the other
+            program never had), CUT (all parts are equal to values), TERM (of a sum that is equal to
+            one), MOVED (equal with its axes in another order) or EQUAL, per value.
         partner: The most similar value of the other program; NOTHING where there is none.
         error: The relative distance to it; NaN where unknown.
         group: Values of both programs that are equal have one number here.
@@ -115,14 +121,7 @@ def find_equal(
         _read_otherwise(graph, side)
     informed = [has_information(graph.values) & ~_is_read(graph) for graph in graphs]
     _find_rows(graphs, contents, limits, informed, sides)
-    for left, right, errors in _reordered_pairs(graphs, limits, informed, sides):
-        # of several partners, which are views of each other, one of the same shape says most
-        shapes = reference.values.shape, port.values.shape
-        pairs = zip(left.tolist(), right.tolist(), strict=True)
-        same = np.array([shapes[0][own] == shapes[1][other] for own, other in pairs], bool)
-        for chosen in (~same, same):
-            sides[0].assign(left[chosen], right[chosen], errors[chosen], REORDERED)
-            sides[1].assign(right[chosen], left[chosen], errors[chosen], REORDERED)
+    _take_reordered(graphs, limits, informed, sides)
     for side, graph in zip(sides, graphs, strict=True):
         _split(graph, side)
     for whole_side in (0, 1):
@@ -270,13 +269,48 @@ class _Builder:
         return Side(self.relation, self.partner, self.error, group)
 
 
-def _reordered_pairs(
+def _take_reordered(
     graphs: tuple[Graph, Graph],
     limits: tuple[Floats, Floats],
     informed: list[Flags],
     sides: list[_Builder],
-) -> Iterator[tuple[Indices, Indices, Floats]]:
-    """Yield pairs of values that hold the same numbers in another order, as far as sums see.
+) -> None:
+    """Note values that hold the same numbers in another order, and those that are nearly equal: the
+    statistics of these, and of their views, do not see that they are not.
+    """
+    shapes = [graph.values.shape for graph in graphs]
+    near = []
+    for left, right, errors, limit in _same_statistics(graphs, limits, informed, sides):
+        sketches = (
+            graph.values.sketch[own] for graph, own in zip(graphs, (left, right), strict=True)
+        )
+        is_near = relative_distances(*sketches) <= DEVIATIONS * limit
+        near.append((left[is_near], right[is_near], errors[is_near]))
+        is_open = ~np.isin(right, right[is_near])
+        # of several partners, which are views of each other, one of the same shape says most
+        pairs = zip(left.tolist(), right.tolist(), strict=True)
+        same = np.array([shapes[0][own] == shapes[1][other] for own, other in pairs], bool)
+        for chosen in (~same & is_open, same & is_open):
+            _assign_both(sides, left[chosen], right[chosen], errors[chosen], REORDERED)
+    for left, right, errors in near:
+        _assign_both(sides, left, right, errors, NEAR)
+
+
+def _assign_both(
+    sides: list[_Builder], left: Indices, right: Indices, errors: Floats, relation: int
+) -> None:
+    sides[0].assign(left, right, errors, relation)
+    sides[1].assign(right, left, errors, relation)
+
+
+def _same_statistics(
+    graphs: tuple[Graph, Graph],
+    limits: tuple[Floats, Floats],
+    informed: list[Flags],
+    sides: list[_Builder],
+) -> Iterator[tuple[Indices, Indices, Floats, Floats]]:
+    """Yield pairs of values with the same statistics, their errors and limits; all pairs of a value
+    of the second program at once.
 
     The mean of rounding errors is smaller than they are, by the root of their number.
     """
@@ -304,7 +338,7 @@ def _reordered_pairs(
             )
             is_same = ~np.isnan(errors)
             rows = open_values[0][pairs[0][is_same]], open_values[1][pairs[1][is_same]]
-            yield rows[0], rows[1], errors[is_same]
+            yield *rows, errors[is_same], limit[is_same]
 
 
 def _repeated_pairs(

@@ -275,3 +275,23 @@ def test_what_legal_code_reads_for_the_first_time_is_blamed() -> None:
     assert compare_graphs(convolved(4, is_port=False), convolved(4, is_port=True)).is_match
     comparison = compare_graphs(convolved(4, is_port=False), convolved(3, is_port=True))
     assert lines_of(comparison)[0] == "keep"
+
+
+def updated(*, is_turned: bool) -> Graph:
+    """Return two weights, each updated by its gradient; the port turns the gradient of the second."""
+    writer = Writer()
+    x = writer.leaf("x", QUERIES, "input")
+    for name, own in (("first", W), ("second", KEYS)):
+        weight = writer.leaf(name, own)
+        gradient = writer.at("gradient").op("mm", x, weight)
+        if is_turned and name == "second":
+            gradient = writer.at("turn").op("transpose", gradient, (1, 0))
+        mean = writer.at("step").op("mul.scalar", gradient, 0.1)
+        size = writer.op("rsqrt", writer.op("mul", gradient, gradient))
+        writer.end("updated", writer.op("addcmul", weight, mean, size))
+    return writer.finish()
+
+
+def test_what_right_code_read_a_step_before_is_nothing_new_to_it() -> None:
+    comparison = compare_graphs(updated(is_turned=False), updated(is_turned=True))
+    assert lines_of(comparison)[0] == "turn"

@@ -13,6 +13,8 @@ from otel_torch.graph.equality import (
     CUT,
     EQUAL,
     MOVED,
+    NEAR,
+    NONE,
     PART,
     REORDERED,
     TERM,
@@ -84,6 +86,16 @@ def test_a_difference_of_ten_limits_is_no_equality():
 def test_a_permutation_is_found_by_sums():
     _, port = relations(leaves(X), leaves(np.ascontiguousarray(X.T)))
     assert port.relation[0] == REORDERED
+
+
+def test_what_is_off_by_less_than_its_sums_show_is_near_and_in_no_other_order():
+    turned = np.ascontiguousarray(X.T)
+    limit = base_limits(leaves(X), legal_errors(leaves(X)))[0]
+    noise = np.random.default_rng(1).standard_normal(X.shape)
+    near = X + (2 * limit * noise).astype(np.float32)
+    reference, port = relations(leaves(X, turned), leaves(near))
+    assert (port.relation[0], port.partner[0]) == (NEAR, 0)
+    assert reference.relation.tolist() == [NEAR, NONE]
 
 
 def test_parts_of_a_whole_are_found_by_sums():
