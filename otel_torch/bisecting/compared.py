@@ -43,6 +43,7 @@ from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
 from otel_torch.graph.states import (
     RIGHT,
+    WRONG,
     ComparedProgram,
     is_in_order,
     is_open,
@@ -242,9 +243,22 @@ class ComparedRank:
         far more so in a trial: what was put there does not belong there. What was right within a
         wide limit may be called wrong once less is wrong before it; only a larger error counts.
         """
-        return any(
+        is_worse = any(
             before is not None and not after.is_right and after.error > _most_error(before)
             for before, after in self._ends_beside(trial)
+        )
+        return is_worse or self._has_lost(trial)
+
+    def _has_lost(self, trial: ComparedRank) -> bool:
+        """Return whether a result of the port is right here, and wrong in a trial, in which it is
+        compared with something else.
+        """
+        port = trial.comparison.programs[1]
+        kept = {(pair.reference, pair.port) for pair in trial.comparison.ends}
+        return any(
+            pair.is_right and port.state[port.graph.ends[pair.port]] == WRONG
+            for pair in self.comparison.ends
+            if (pair.reference, pair.port) not in kept
         )
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
