@@ -43,7 +43,6 @@ from otel_torch.graph.layouts import Axes, Layouts, Part
 from otel_torch.graph.row_counterparts import RowCounterpart
 from otel_torch.graph.states import (
     RIGHT,
-    WRONG,
     ComparedProgram,
     is_in_order,
     is_open,
@@ -250,16 +249,23 @@ class ComparedRank:
         return is_worse or self._has_lost(trial)
 
     def _has_lost(self, trial: ComparedRank) -> bool:
-        """Return whether a result of the port is right here, and wrong in a trial, in which it is
-        compared with something else.
+        """Return whether a result of the port is more wrong in a trial, in which it is compared
+        with something else.
         """
-        port = trial.comparison.programs[1]
+        reference, port = self.comparison.graphs
+        tried = trial.comparison.programs[1]
         kept = {(pair.reference, pair.port) for pair in trial.comparison.ends}
-        return any(
-            pair.is_right and port.state[port.graph.ends[pair.port]] == WRONG
-            for pair in self.comparison.ends
-            if (pair.reference, pair.port) not in kept
-        )
+        for pair in self.comparison.ends:
+            own, changed = port.ends[pair.port], tried.graph.ends[pair.port]
+            if (pair.reference, pair.port) in kept or tried.state[changed] == RIGHT:
+                continue
+            sketch = reference.values.sketch[[reference.ends[pair.reference]]]
+            before = relative_distances(sketch, port.values.sketch[[own]])[0]
+            after = relative_distances(sketch, tried.graph.values.sketch[[changed]])[0]
+            # numbers that are not finite have no distance
+            if not np.isnan(before) and not after <= max(before, _most_error(pair)):
+                return True
+        return False
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
         """Return whether a trial leaves all results of the port as they are, within limits."""
