@@ -246,26 +246,16 @@ class ComparedRank:
             before is not None and not after.is_right and after.error > _most_error(before)
             for before, after in self._ends_beside(trial)
         )
-        return is_worse or self._has_lost(trial)
+        return is_worse or self._has_lost_numbers(trial)
 
-    def _has_lost(self, trial: ComparedRank) -> bool:
-        """Return whether a result of the port is more wrong in a trial, in which it is compared
-        with something else.
+    def _has_lost_numbers(self, trial: ComparedRank) -> bool:
+        """Return whether a result of the port has NaN or Inf in a trial, and none here: that says
+        nothing of how far the two results are apart.
         """
-        reference, port = self.comparison.graphs
-        tried = trial.comparison.programs[1]
-        kept = {(pair.reference, pair.port) for pair in trial.comparison.ends}
-        for pair in self.comparison.ends:
-            own, changed = port.ends[pair.port], tried.graph.ends[pair.port]
-            if (pair.reference, pair.port) in kept or tried.state[changed] == RIGHT:
-                continue
-            sketch = reference.values.sketch[[reference.ends[pair.reference]]]
-            before = relative_distances(sketch, port.values.sketch[[own]])[0]
-            after = relative_distances(sketch, tried.graph.values.sketch[[changed]])[0]
-            # numbers that are not finite have no distance
-            if not np.isnan(before) and not after <= max(before, _most_error(pair)):
-                return True
-        return False
+        before, after = (own.comparison.graphs[1] for own in (self, trial))
+        lost = before.values.nonfinite, after.values.nonfinite
+        ends = zip(before.ends.tolist(), after.ends.tolist(), strict=False)
+        return any(lost[0][own] == 0 and lost[1][its] > 0 for own, its in ends)
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
         """Return whether a trial leaves all results of the port as they are, within limits."""
