@@ -481,6 +481,15 @@ class ComparedRank:
         made = {value for node in readers for value in program.makes[node]} - begins
         return frozenset(map(self.port_key, made))
 
+    def is_less_finite(self, key: RankedKey, exchange: AnyExchange) -> bool:
+        """Return whether the reference's value has more NaN or Inf than the port's: of masks one
+        program may have -inf where the other has a large number.
+        """
+        names = by_key(self.recorded.reference, self.rank)
+        reference, port = (graph.values.nonfinite for graph in self.comparison.graphs)
+        brought = sum(int(reference[names[own]]) for own in exchange.references if own in names)
+        return brought > int(port[self.values_of_port[key]])
+
     def are_reordered(self, keys: Iterable[RankedKey]) -> bool:
         """Return whether any of some values has the reference's numbers in another order."""
         program, names = self.comparison.programs[1], self.values_of_port

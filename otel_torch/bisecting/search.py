@@ -604,6 +604,8 @@ class _Search:
                 self._tell(f"trying {place}")
             self._last_place = place
             trial = self._trials.make(compared, attempt)
+            if trial.breaks and (finite := _finite(compared.leading, attempt)) is not None:
+                trial = self._trials.make(compared, finite)
             if trial.is_better or trial.is_harmless:
                 return trial, failed
             heals_and_breaks = trial.breaks and bool(trial.healed)
@@ -791,6 +793,16 @@ def _extensible(attempt: Attempt) -> GraphFault | None:
     fault, *others = attempt.faults
     is_whole = bool(others) or fault.begins_at_leaf or attempt.is_repeated
     return None if is_whole else fault
+
+
+def _finite(rank: ComparedRank, attempt: Attempt) -> Attempt | None:
+    """Return an attempt without what is less finite than in the port, if there is such."""
+    finite = {
+        key: own for key, own in attempt.exchanges.items() if not rank.is_less_finite(key, own)
+    }
+    if not finite or len(finite) == len(attempt.exchanges):
+        return None
+    return replace(attempt, exchanges=finite)
 
 
 def _everywhere(rank: ComparedRank, attempt: Attempt) -> Attempt | None:

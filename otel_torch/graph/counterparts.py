@@ -328,15 +328,18 @@ def _weights(program: ComparedProgram, node: int) -> list[int]:
 
 
 def _weight_behind(program: ComparedProgram, value: int) -> int:
-    """Return the leaf that a value was moved from, which may be itself; NOTHING if it was made.
+    """Return the weight that a value was moved from, which may be itself; NOTHING if it was made.
 
-    By rows, what was made is a weight, too, if the other program has it as a whole: of tokens it
-    has the rows.
+    What one program makes of several weights, the other one may have been given. By rows, what was
+    made is a weight, too, if the other program has it as a whole: of tokens it has the rows.
     """
+    groups, relation = program.side.group, program.side.relation
     while value >= 0 and (node := program.maker[value]) >= 0:
+        if relation[value] >= MOVED and int(groups[value]) in program.weights:
+            return value
         reads = program.reads[node]
         if not program.graph.nodes.moves[node] or len(reads) != 1:
-            is_whole = program.graph.has_rows and program.side.relation[value] >= MOVED
+            is_whole = program.graph.has_rows and relation[value] >= MOVED
             return value if is_whole else NOTHING
         value = reads[0]
     return value

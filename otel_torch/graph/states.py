@@ -54,6 +54,7 @@ class ComparedProgram:
         reads, makes: Those of the nodes, as lists.
         parts: Of values that were cut for the comparison, the parts.
         terms: Values of several ranks that are right as terms of one sum.
+        weights: Groups of the values that either program was given, and not as an input.
         own_nodes: How many nodes the program itself has; readings come after them.
     """
 
@@ -73,6 +74,7 @@ class ComparedProgram:
     maker: list[int]
     parts: dict[int, list[int]]
     terms: frozenset[int]
+    weights: frozenset[int]
     own_nodes: int
 
     def label(self, node: int) -> tuple[int, int]:
@@ -330,6 +332,7 @@ def make_programs(
     operations: dict[str, int] = {}
     arguments: dict[str, int] = {}
     programs = []
+    weights = frozenset[int]().union(*map(_groups_of_weights, graphs, sides))
     are_divided = all(graph.has_rows for graph in graphs) or any(g.is_split for g in graphs)
     for place, (graph, side, limit) in enumerate(zip(graphs, sides, limits, strict=True)):
         names = [operations.setdefault(name, len(operations)) for name in graph.operations]
@@ -372,6 +375,7 @@ def make_programs(
                 graph.values.maker.tolist(),
                 _parts(graph),
                 _terms(graph, side),
+                weights,
                 int((~graph.nodes.is_reading).sum()),
             )
         )
@@ -413,6 +417,12 @@ def _parts(graph: Graph) -> dict[int, list[int]]:
         if len(made) > 1:
             parts.setdefault(int(graph.nodes.reads[node][0]), []).extend(made)
     return parts
+
+
+def _groups_of_weights(graph: Graph, side: Side) -> set[int]:
+    """Return the groups of what a program was given, and not as an input."""
+    kinds = [kind for kind in graph.leaf_kinds if kind != "input"]
+    return {int(side.group[value]) for kind in kinds for value in graph.leaves_of(kind)}
 
 
 def _terms(graph: Graph, side: Side) -> frozenset[int]:
