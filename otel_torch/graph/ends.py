@@ -20,7 +20,7 @@ from otel_torch.graph.equality import LEAST_NUMEL, MOVED, PART, TERM, has_inform
 from otel_torch.graph.error_model import MOST_ERROR
 from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats
 from otel_torch.graph.shapes import have_same_order
-from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from, read_by
 
 Limits = tuple[Floats, Floats]
 
@@ -126,7 +126,7 @@ def _is_no_pair(programs: Programs, pair: EndPair, ends: Sequence[EndPair]) -> b
     """Return whether two ends of one name are not the same, or say nothing yet."""
     if _is_elsewhere(programs, pair) or _is_term(programs, pair) or _is_on_the_way(programs, pair):
         return True
-    are_read = all(program.readers[value] for program, value in _in_programs(programs, pair))
+    are_read = all(read_by(program, value) for program, value in _in_programs(programs, pair))
     is_between = are_read or _is_in_both(programs, pair)
     if is_between and _are_called_unequally(programs, pair):
         return True
@@ -145,7 +145,7 @@ def _without_passed(programs: Programs, pairs: list[EndPair]) -> list[EndPair]:
     are_open = [
         bool(pair.name and not pair.is_right)
         and all(
-            program.readers[value] and (not are_trainings or _is_of_forward(program, value))
+            bool(read_by(program, value)) and (not are_trainings or _is_of_forward(program, value))
             for program, value in _in_programs(programs, pair)
         )
         for pair in pairs
@@ -229,7 +229,7 @@ def _is_elsewhere(programs: Programs, pair: EndPair) -> bool:
     """Return whether a program goes on with what a model returned, and its counterpart is another
     end, or several.
     """
-    if not any(program.readers[value] for program, value in _in_programs(programs, pair)):
+    if not any(read_by(program, value) for program, value in _in_programs(programs, pair)):
         return False
     return pair.error == np.inf or _are_other_ends(programs, _values_of(programs, pair))
 
@@ -243,9 +243,9 @@ def _is_on_the_way(programs: Programs, pair: EndPair) -> bool:
     """
     for (program, value), (other, result) in permutations(_in_programs(programs, pair)):
         graph, shape = program.graph, other.graph.values.shape[result]
-        if not program.readers[value] or other.readers[result]:
+        if not read_by(program, value) or read_by(other, result):
             continue
-        results = [end for end in graph.ends.tolist() if not program.readers[end]]
+        results = [end for end in graph.ends.tolist() if not read_by(program, end)]
         returns_more = sum(map(bool, graph.end_names)) > sum(map(bool, other.graph.end_names))
         if returns_more and shape in [graph.values.shape[end] for end in results]:
             return True
@@ -289,7 +289,7 @@ def _is_term(programs: Programs, pair: EndPair) -> bool:
     further: its results tell more.
     """
     return any(
-        program.side.relation[value] == TERM and program.readers[value]
+        program.side.relation[value] == TERM and read_by(program, value)
         for program, value in _in_programs(programs, pair)
     )
 

@@ -207,18 +207,31 @@ def reads_wrong(program: ComparedProgram, node: int) -> bool:
     return any(read >= 0 and program.state[read] != RIGHT for read in program.reads[node])
 
 
+def read_by(program: ComparedProgram, value: int) -> list[int]:
+    """Return the nodes that read a value or what it is a view of: another view of that may be
+    equal to it.
+    """
+    nodes, numel = program.graph.nodes, program.graph.values.numel
+    readers = list(program.readers[value])
+    while (node := program.maker[value]) >= 0 and nodes.moves[node]:
+        (value, *others) = program.reads[node]
+        if others or value < 0 or numel[value] != numel[program.makes[node][0]]:
+            break
+        readers += [reader for reader in program.readers[value] if reader != node]
+    return readers
+
+
 def computed_from(program: ComparedProgram, value: int) -> set[int]:
     """Return the values that round and are computed from a value by such alone: of indices only
     the place of the largest comes through, of logits all numbers.
     """
     found: set[int] = set()
     rounds = (program.graph.values.roundoff > 0).tolist()
-    waiting = [value]
-    while waiting:
-        for node in program.readers[waiting.pop()]:
-            new = {made for made in program.makes[node] if rounds[made]}
-            waiting += new - found
-            found |= new
+    nodes = read_by(program, value)
+    while nodes:
+        new = {made for made in program.makes[nodes.pop()] if rounds[made]} - found
+        nodes += [node for made in new for node in program.readers[made]]
+        found |= new
     return found
 
 

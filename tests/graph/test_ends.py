@@ -354,3 +354,27 @@ def test_ends_are_paired_in_order_only_where_both_programs_have_equally_many() -
 
     comparison = compare_graphs(generated(0.5, is_port=False), generated(0.6, is_port=True))
     assert [(pair.reference, pair.port) for pair in comparison.ends] == [(0, 2), (1, 5)]
+
+
+def scoring(factor: float, *, returns_loss: bool) -> Graph:
+    """Return a mean over logits: the model's result, or computed behind a model that returns a view
+    of what it is computed from, and of more rows.
+    """
+    writer = Writer()
+    made = writer.op("mm", writer.leaf("x", X, "input"), writer.leaf("w", W))
+    if returns_loss:
+        kept = writer.op("slice", made, 0, 0, 3)
+    else:
+        writer.end("out", writer.op("reshape", made, (2, 2, 6)))
+        kept = writer.op("reshape", writer.op("slice", made, 0, 0, 3), (3, 6))
+    scaled = writer.at("scale").op("mul.scalar", writer.op("tanh", kept), factor)
+    writer.end("out" if returns_loss else "", writer.at("mean").op("mean", scaled, 0))
+    return writer.finish()
+
+
+def test_a_program_goes_on_with_what_its_result_is_a_view_of() -> None:
+    comparison = compare_graphs(scoring(0.5, returns_loss=True), scoring(0.5, returns_loss=False))
+    assert comparison.is_match
+    assert comparison.ends
+    comparison = compare_graphs(scoring(0.5, returns_loss=True), scoring(0.6, returns_loss=False))
+    assert lines(comparison)[0] == "scale"
