@@ -17,7 +17,7 @@ import numpy as np
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, MOVED, PART, TERM, has_information, same_numbers
-from otel_torch.graph.error_model import MOST_ERROR
+from otel_torch.graph.error_model import JUMP, MOST_ERROR
 from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats
 from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from, read_by
@@ -354,8 +354,9 @@ def _same_content(
 
 
 def _nearest(programs: Programs, ends: tuple[list[int], list[int]]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of ends of one shape that have no nearer ones, the nearest first: what a model
-    returns may be a result here and a step on the way to it there.
+    """Yield pairs of ends of one shape in the order in which both programs make them, so that they
+    are the nearest: what a model returns may be a result here and a step on the way to it there.
+    Only where that makes them far more distant, the nearest are pairs in any order.
     """
     first, second = (
         program.graph.values.sketch[program.graph.ends[own]]
@@ -363,11 +364,51 @@ def _nearest(programs: Programs, ends: tuple[list[int], list[int]]) -> Iterator[
     )
     rows, columns = np.indices((len(first), len(second))).reshape(2, -1)
     distances = relative_distances(first[rows], second[columns]).reshape(len(first), len(second))
-    distances[np.isnan(distances)] = np.inf
-    while distances.min(initial=np.inf) < MOST_ERROR:
-        own, other = np.unravel_index(distances.argmin(), distances.shape)
-        yield ends[0][own], ends[1][other]
-        distances[own], distances[:, other] = np.inf, np.inf
+    distances = np.minimum(np.nan_to_num(distances, nan=MOST_ERROR), MOST_ERROR)
+    in_order, in_any = pair_in_order(distances), _pair_in_any_order(distances)
+    is_ordered = _total(distances, in_order) <= JUMP * _total(distances, in_any)
+    for own, other in in_order if is_ordered else in_any:
+        if distances[own, other] < MOST_ERROR:
+            yield ends[0][own], ends[1][other]
+
+
+def _total(distances: Floats, pairs: Sequence[tuple[int, int]]) -> float:
+    return float(sum(distances[pair] for pair in pairs))
+
+
+def pair_in_order(distances: Floats) -> list[tuple[int, int]]:
+    """Return pairs of all rows or all columns, in the order of both, whose distances have the
+    smallest sum.
+
+    >>> pair_in_order(np.array([[0.5, 0.1, 0.9], [0.1, 0.3, 0.4]]))
+    [(0, 1), (1, 2)]
+    """
+    count, columns = distances.shape
+    if count > columns:
+        return [(row, column) for column, row in pair_in_order(distances.T)]
+    spare = columns - count
+    # by how many columns were left out so far: the sum, after each row
+    sums = np.zeros((count + 1, spare + 1))
+    for row in range(count):
+        steps = sums[row] + distances[row, row : row + spare + 1]
+        sums[row + 1] = np.minimum.accumulate(steps)
+    pairs = []
+    left_out = spare
+    for row in reversed(range(count)):
+        steps = sums[row] + distances[row, row : row + spare + 1]
+        left_out = int(steps[: left_out + 1].argmin())
+        pairs.append((row, row + left_out))
+    return pairs[::-1]
+
+
+def _pair_in_any_order(distances: Floats) -> list[tuple[int, int]]:
+    """Return pairs that have no nearer ones, the nearest first."""
+    left, pairs = distances.copy(), []
+    for _ in range(min(left.shape)):
+        own, other = map(int, np.unravel_index(left.argmin(), left.shape))
+        pairs.append((own, other))
+        left[own], left[:, other] = np.inf, np.inf
+    return pairs
 
 
 def _are_merged(programs: Programs, pair: tuple[int, int], informed: Sequence[Flags]) -> bool:

@@ -378,3 +378,26 @@ def test_a_program_goes_on_with_what_its_result_is_a_view_of() -> None:
     assert comparison.ends
     comparison = compare_graphs(scoring(0.5, returns_loss=True), scoring(0.6, returns_loss=False))
     assert lines(comparison)[0] == "scale"
+
+
+def stepping(factors: tuple[float, ...]) -> Graph:
+    """Return what each step of a loop makes of one input."""
+    writer = Writer()
+    x = writer.leaf("x", X, "input")
+    for factor in factors:
+        writer.end("", writer.at("step").op("mul.scalar", writer.op("tanh", x), factor))
+    return writer.finish()
+
+
+def pairs_of(reference: Graph, port: Graph) -> list[tuple[int, int]]:
+    return sorted((end.reference, end.port) for end in compare_graphs(reference, port).ends)
+
+
+def test_wrong_results_of_a_loop_are_compared_in_their_order() -> None:
+    """The nearest of the reference's second result is the first of the port's."""
+    assert pairs_of(stepping((1.2, 2, 3)), stepping((1.6, 2.6, 3.6))) == [(0, 0), (1, 1), (2, 2)]
+    assert pairs_of(stepping((1.2, 2, 3)), stepping((1.6, 3.6))) == [(1, 0), (2, 1)]
+
+
+def test_wrong_results_that_are_far_nearer_in_another_order_are_compared_in_that() -> None:
+    assert pairs_of(stepping((1.2, 9)), stepping((9.01, 1.201))) == [(0, 1), (1, 0)]
