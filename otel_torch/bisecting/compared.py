@@ -249,13 +249,20 @@ class ComparedRank:
         return is_worse or self._has_lost_numbers(trial)
 
     def _has_lost_numbers(self, trial: ComparedRank) -> bool:
-        """Return whether a result of the port has NaN or Inf in a trial, and none here: that says
-        nothing of how far the two results are apart.
+        """Return whether a result of the port has more NaN or Inf in a trial than here and than the
+        reference's: that says nothing of how far the two are apart.
         """
-        before, after = (own.comparison.graphs[1] for own in (self, trial))
-        lost = before.values.nonfinite, after.values.nonfinite
-        ends = zip(before.ends.tolist(), after.ends.tolist(), strict=False)
-        return any(lost[0][own] == 0 and lost[1][its] > 0 for own, its in ends)
+        reference, before = self.comparison.graphs
+        graphs = reference, before, trial.comparison.graphs[1]
+        for pair in self.comparison.ends:
+            ends = pair.reference, pair.port, pair.port
+            *expected, lost = (
+                graph.values.nonfinite[graph.ends[end]]
+                for graph, end in zip(graphs, ends, strict=True)
+            )
+            if lost > max(expected):
+                return True
+        return False
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
         """Return whether a trial leaves all results of the port as they are, within limits."""
@@ -325,6 +332,11 @@ class ComparedRank:
     def values_of_port(self) -> dict[RankedKey, int]:
         """The values of the port by their names."""
         return by_key(self.recorded.port, self.rank)
+
+    @cached_property
+    def _values_of_reference(self) -> dict[RankedKey, int]:
+        """The values of the reference by their names."""
+        return by_key(self.recorded.reference, self.rank)
 
     def wrong_in_reference(self) -> Iterator[tuple[int, int]]:
         """Yield the values that the reference has and the port has not, with their sizes."""
@@ -485,10 +497,9 @@ class ComparedRank:
         """Return whether the reference's value has more NaN or Inf than the port's: of masks one
         program may have -inf where the other has a large number.
         """
-        names = by_key(self.recorded.reference, self.rank)
         reference, port = (graph.values.nonfinite for graph in self.comparison.graphs)
-        brought = sum(int(reference[names[own]]) for own in exchange.references if own in names)
-        return brought > int(port[self.values_of_port[key]])
+        brought = [int(reference[self._values_of_reference[own]]) for own in exchange.references]
+        return sum(brought) > int(port[self.values_of_port[key]])
 
     def are_reordered(self, keys: Iterable[RankedKey]) -> bool:
         """Return whether any of some values has the reference's numbers in another order."""

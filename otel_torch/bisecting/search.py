@@ -603,24 +603,56 @@ class _Search:
             if place != self._last_place:  # a line is tried in layer after layer
                 self._tell(f"trying {place}")
             self._last_place = place
-            trial = self._trials.make(compared, attempt)
-            if trial.breaks and (finite := _finite(compared.leading, attempt)) is not None:
-                trial = self._trials.make(compared, finite)
-            if trial.is_better or trial.is_harmless:
-                return trial, failed
+            trial, accepted = self._tried_in_part(compared, attempt)
+            if accepted is not None:
+                return accepted, failed
             heals_and_breaks = trial.breaks and bool(trial.healed)
             for extend in (_everywhere, _further) if heals_and_breaks else (_further,):
                 extended = extend(compared.leading, attempt)
                 if extended is not None:
-                    second = self._trials.make(compared, extended)
-                    if second.is_better:
-                        return second, failed
+                    _, accepted = self._tried_in_part(compared, extended)
+                    if accepted is not None:
+                        return accepted, failed
             failed.append(trial)
         if len(failed) > 1:
             trial = self._trials.make(compared, _together(attempts))
             if trial.is_better:
                 return self._smallest(compared, list(attempts), trial), failed
         return None, failed
+
+    def _tried_in_part(
+        self, compared: ComparedRuns, attempt: Attempt
+    ) -> tuple[Trial, Trial | None]:
+        """Return the trial of an attempt, and that of it or of a part of it which makes something
+        right, if any, whether it matters or not.
+        """
+        trial = self._trials.make(compared, attempt)
+        if trial.breaks and (finite := _finite(compared.leading, attempt)) is not None:
+            trial = self._trials.make(compared, finite)
+        if trial.is_harmless or not trial.is_better:
+            return trial, trial if trial.is_harmless else None
+        first = self._in_first_places(compared, trial)
+        if first is None or not (first.is_harmless or first.breaks):
+            return trial, trial
+        return trial, first if first.is_harmless else None
+
+    def _in_first_places(self, compared: ComparedRuns, trial: Trial) -> Trial | None:
+        """Return a trial of the first places of an attempt alone, if there are others behind them
+        and not all is healed: if that changes no result, the others heal the work of a fault
+        between them; if it breaks one, they hide that.
+        """
+        attempt = trial.attempt
+        if trial.compared.is_match or attempt.is_repeated:
+            return None
+        exchanges = attempt.exchanges
+        first = {
+            key: own
+            for key, own in exchanges.items()
+            if not compared.leading.are_made_from([key], exchanges.keys() - {key})
+        }
+        if not first or len(first) == len(exchanges):
+            return None
+        return self._trials.make(compared, replace(attempt, exchanges=first))
 
     def _smallest(self, compared: ComparedRuns, attempts: list[Attempt], together: Trial) -> Trial:
         """Leave out what is not needed of attempts that make something right together."""

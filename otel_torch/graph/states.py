@@ -214,9 +214,10 @@ def read_by(program: ComparedProgram, value: int) -> list[int]:
     nodes, numel = program.graph.nodes, program.graph.values.numel
     readers = list(program.readers[value])
     while (node := program.maker[value]) >= 0 and nodes.moves[node]:
-        (value, *others) = program.reads[node]
-        if others or value < 0 or numel[value] != numel[program.makes[node][0]]:
+        reads = program.reads[node]
+        if len(reads) != 1 or reads[0] < 0 or numel[reads[0]] != numel[value]:
             break
+        value = reads[0]
         readers += [reader for reader in program.readers[value] if reader != node]
     return readers
 
@@ -434,8 +435,9 @@ def _parts(graph: Graph) -> dict[int, list[int]]:
 
 def _groups_of_weights(graph: Graph, side: Side) -> set[int]:
     """Return the groups of what a program was given, and not as an input."""
-    kinds = [kind for kind in graph.leaf_kinds if kind != "input"]
-    return {int(side.group[value]) for kind in kinds for value in graph.leaves_of(kind)}
+    given = np.flatnonzero(graph.values.leaf != NOTHING)
+    are_inputs = np.isin(given, graph.leaves_of("input"))
+    return set(side.group[given[~are_inputs]].tolist())
 
 
 def _terms(graph: Graph, side: Side) -> frozenset[int]:
