@@ -239,8 +239,9 @@ class ComparedRank:
 
     def is_broken_by(self, trial: ComparedRank) -> bool:
         """Return whether a result of the port is right here and wrong in a trial, or wrong here and
-        far more so in a trial: what was put there does not belong there. What was right within a
-        wide limit may be called wrong once less is wrong before it; only a larger error counts.
+        far more so or NaN in a trial: what was put there does not belong there. What was right
+        within a wide limit may be called wrong once less is wrong before it; only a larger error
+        counts.
         """
         is_worse = any(
             before is not None and not after.is_right and after.error > _most_error(before)
@@ -252,17 +253,12 @@ class ComparedRank:
         """Return whether a result of the port has more NaN or Inf in a trial than here and than the
         reference's: that says nothing of how far the two are apart.
         """
-        reference, before = self.comparison.graphs
-        graphs = reference, before, trial.comparison.graphs[1]
-        for pair in self.comparison.ends:
-            ends = pair.reference, pair.port, pair.port
-            *expected, lost = (
-                graph.values.nonfinite[graph.ends[end]]
-                for graph, end in zip(graphs, ends, strict=True)
-            )
-            if lost > max(expected):
-                return True
-        return False
+        graphs = *self.comparison.graphs, trial.comparison.graphs[1]
+        reference, before, after = (graph.values.nonfinite[graph.ends] for graph in graphs)
+        return any(
+            after[pair.port] > max(before[pair.port], reference[pair.reference])
+            for pair in self.comparison.ends
+        )
 
     def returns_the_same(self, trial: ComparedRank) -> bool:
         """Return whether a trial leaves all results of the port as they are, within limits."""
@@ -359,6 +355,18 @@ class ComparedRank:
         """Return whether the port makes each of some values from some others."""
         others = self._numbers_of(before)
         return self._numbers_of(keys) <= made_with(self.comparison.programs[1], others) - others
+
+    def first_of(self, keys: Iterable[RankedKey]) -> set[RankedKey]:
+        """Return those of some values that the port makes from none of the others."""
+        program, names = self.comparison.programs[1], self.values_of_port
+        known = {key: names[key] for key in keys if key in names}
+        behind = {
+            made
+            for value in made_with(program, known.values())
+            for node in program.readers[value]
+            for made in program.makes[node]
+        }
+        return {key for key, value in known.items() if value not in behind}
 
     def _numbers_of(self, keys: Iterable[RankedKey]) -> set[int]:
         """Return the values of the port with some names, as far as it has them."""
@@ -497,9 +505,12 @@ class ComparedRank:
         """Return whether the reference's value has more NaN or Inf than the port's: of masks one
         program may have -inf where the other has a large number.
         """
+        if key not in self.values_of_port:  # of another rank
+            return False
         reference, port = (graph.values.nonfinite for graph in self.comparison.graphs)
-        brought = [int(reference[self._values_of_reference[own]]) for own in exchange.references]
-        return sum(brought) > int(port[self.values_of_port[key]])
+        names = self._values_of_reference
+        brought = sum(int(reference[names[own]]) for own in exchange.references if own in names)
+        return brought > int(port[self.values_of_port[key]])
 
     def are_reordered(self, keys: Iterable[RankedKey]) -> bool:
         """Return whether any of some values has the reference's numbers in another order."""

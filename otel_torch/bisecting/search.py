@@ -623,18 +623,16 @@ class _Search:
     def _tried_in_part(
         self, compared: ComparedRuns, attempt: Attempt
     ) -> tuple[Trial, Trial | None]:
-        """Return the trial of an attempt, and that of it or of a part of it which makes something
-        right, if any, whether it matters or not.
+        """Make an attempt; return its trial, and the trial of it or of a part of it that heals
+        something, if any, whether that matters or not.
         """
         trial = self._trials.make(compared, attempt)
         if trial.breaks and (finite := _finite(compared.leading, attempt)) is not None:
             trial = self._trials.make(compared, finite)
-        if trial.is_harmless or not trial.is_better:
-            return trial, trial if trial.is_harmless else None
-        first = self._in_first_places(compared, trial)
-        if first is None or not (first.is_harmless or first.breaks):
-            return trial, trial
-        return trial, first if first.is_harmless else None
+        first = self._in_first_places(compared, trial) if trial.is_better else None
+        if first is not None and (first.is_harmless or first.breaks):
+            return trial, first if first.is_harmless else None
+        return trial, trial if trial.is_better or trial.is_harmless else None
 
     def _in_first_places(self, compared: ComparedRuns, trial: Trial) -> Trial | None:
         """Return a trial of the first places of an attempt alone, if there are others behind them
@@ -644,15 +642,11 @@ class _Search:
         attempt = trial.attempt
         if trial.compared.is_match or attempt.is_repeated:
             return None
-        exchanges = attempt.exchanges
-        first = {
-            key: own
-            for key, own in exchanges.items()
-            if not compared.leading.are_made_from([key], exchanges.keys() - {key})
-        }
-        if not first or len(first) == len(exchanges):
+        first = compared.leading.first_of(attempt.exchanges)
+        if not first or len(first) == len(attempt.exchanges):
             return None
-        return self._trials.make(compared, replace(attempt, exchanges=first))
+        exchanges = {key: own for key, own in attempt.exchanges.items() if key in first}
+        return self._trials.make(compared, replace(attempt, exchanges=exchanges))
 
     def _smallest(self, compared: ComparedRuns, attempts: list[Attempt], together: Trial) -> Trial:
         """Leave out what is not needed of attempts that make something right together."""

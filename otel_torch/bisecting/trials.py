@@ -97,7 +97,7 @@ class Trial:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the exchange healed a value, left all results as they were, and may stay."""
+        """Whether the exchange healed a value and changed no result, so that it may stay."""
         is_idle = self.is_idle and bool(self.healed) and self.unfit is None
         return is_idle and not self.is_reordered
 

@@ -491,23 +491,25 @@ def _new_suspects(
             continue
         was_right = all(program.state[made] == RIGHT for made in program.makes[node])
         if was_right or node in acquitted:
-            known = _codes_before(program, node, _wrong_codes_before(program, origin))
+            known = _codes_before(program, node, _codes_before(program, origin))
             new[origin] = [suspect for suspect in own if _code(program, suspect) not in known]
     return new
 
 
-def _wrong_codes_before(program: ComparedProgram, node: int) -> set[object]:
-    """Return the code of all that is not right before a node, and of what that is made of."""
-    reads = [read for read in program.reads[node] if read >= 0]
-    before = made_from(program, reads, lambda value: bool(program.state[value] != RIGHT))
-    return {_code_of(program, value) for value in before}
+def _codes_before(
+    program: ComparedProgram, node: int, way: Set[object] | None = None
+) -> set[object]:
+    """Return the code of what a node depends on, back through what the code of a way makes; without
+    one, through what is not right.
+    """
 
+    def goes_on(value: int) -> bool:
+        if way is None:
+            return bool(program.state[value] != RIGHT)
+        return _code_of(program, value) in way
 
-def _codes_before(program: ComparedProgram, node: int, way: Set[object]) -> set[object]:
-    """Return the code of what is before a node, back through what the code of a way makes."""
     reads = [read for read in program.reads[node] if read >= 0]
-    before = made_from(program, reads, lambda value: _code_of(program, value) in way)
-    return {_code_of(program, value) for value in before}
+    return {_code_of(program, value) for value in made_from(program, reads, goes_on)}
 
 
 def _code_of(program: ComparedProgram, value: int) -> object:

@@ -16,7 +16,7 @@ import numpy as np
 from otel_torch.graph.equality import MOVED
 from otel_torch.graph.graph import NOTHING
 from otel_torch.graph.shapes import have_same_order
-from otel_torch.graph.states import RIGHT, ComparedProgram, Programs
+from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, viewed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,11 @@ def root_of(program: ComparedProgram, value: int) -> int:
 
     The result of a fused operation is no view of what its parts compute beside the program.
     """
-    nodes, numel = program.graph.nodes, program.graph.values.numel
-    while (node := program.maker[value]) >= 0 and nodes.moves[node]:
-        reads = program.reads[node]
-        if len(reads) != 1 or reads[0] < 0 or numel[reads[0]] != numel[value]:
+    for viewed in viewed_by(program, value):
+        is_inside = is_beside(program, viewed) > is_beside(program, value)
+        if program.state[viewed] == RIGHT or is_inside:
             break
-        if program.state[reads[0]] == RIGHT or is_beside(program, reads[0]) > is_beside(
-            program, value
-        ):
-            break
-        value = reads[0]
+        value = viewed
     return value
 
 

@@ -365,7 +365,7 @@ def _nearest(programs: Programs, ends: tuple[list[int], list[int]]) -> Iterator[
     rows, columns = np.indices((len(first), len(second))).reshape(2, -1)
     distances = relative_distances(first[rows], second[columns]).reshape(len(first), len(second))
     distances = np.minimum(np.nan_to_num(distances, nan=MOST_ERROR), MOST_ERROR)
-    in_order, in_any = pair_in_order(distances), _pair_in_any_order(distances)
+    in_order, in_any = _pair_in_order(distances), _pair_in_any_order(distances)
     is_ordered = _total(distances, in_order) <= JUMP * _total(distances, in_any)
     for own, other in in_order if is_ordered else in_any:
         if distances[own, other] < MOST_ERROR:
@@ -376,27 +376,26 @@ def _total(distances: Floats, pairs: Sequence[tuple[int, int]]) -> float:
     return float(sum(distances[pair] for pair in pairs))
 
 
-def pair_in_order(distances: Floats) -> list[tuple[int, int]]:
+def _pair_in_order(distances: Floats) -> list[tuple[int, int]]:
     """Return pairs of all rows or all columns, in the order of both, whose distances have the
     smallest sum.
 
-    >>> pair_in_order(np.array([[0.5, 0.1, 0.9], [0.1, 0.3, 0.4]]))
+    >>> _pair_in_order(np.array([[0.5, 0.1, 0.9], [0.1, 0.3, 0.4]]))
     [(0, 1), (1, 2)]
     """
     count, columns = distances.shape
     if count > columns:
-        return [(row, column) for column, row in pair_in_order(distances.T)]
+        return [(row, column) for column, row in _pair_in_order(distances.T)]
     spare = columns - count
-    # by how many columns were left out so far: the sum, after each row
-    sums = np.zeros((count + 1, spare + 1))
+    # the smallest sum up to each row, by how many columns were left out before it
+    sums = np.zeros((count, spare + 1))
     for row in range(count):
-        steps = sums[row] + distances[row, row : row + spare + 1]
-        sums[row + 1] = np.minimum.accumulate(steps)
+        before = np.minimum.accumulate(sums[row - 1]) if row else 0.0
+        sums[row] = before + distances[row, row : row + spare + 1]
     pairs = []
     left_out = spare
     for row in reversed(range(count)):
-        steps = sums[row] + distances[row, row : row + spare + 1]
-        left_out = int(steps[: left_out + 1].argmin())
+        left_out = int(sums[row, : left_out + 1].argmin())
         pairs.append((row, row + left_out))
     return pairs[::-1]
 

@@ -128,8 +128,8 @@ def find_equal(
         _find_parts(graphs, informed, sides, whole_side)
     for whole_side in (0, 1):
         for whole, part, errors in _repeated_pairs(graphs, limits, informed, sides, whole_side):
-            sides[whole_side].assign(whole, part, errors, PART)
-            sides[1 - whole_side].assign(part, whole, errors, PART)
+            both = [sides[whole_side], sides[1 - whole_side]]
+            _assign_both(both, whole, part, errors, PART)
     own_groups = [
         numbers[content.content]
         for numbers, content in zip(groups.numbers(), contents, strict=True)

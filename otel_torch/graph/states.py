@@ -5,7 +5,7 @@ Nobody is accused on a doubtful value: doubt only flows through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -207,18 +207,26 @@ def reads_wrong(program: ComparedProgram, node: int) -> bool:
     return any(read >= 0 and program.state[read] != RIGHT for read in program.reads[node])
 
 
+def viewed_by(program: ComparedProgram, value: int) -> Iterator[int]:
+    """Yield what a value is a view of, the nearest first: all of its elements, moved."""
+    nodes, numel = program.graph.nodes, program.graph.values.numel
+    while (node := program.maker[value]) >= 0 and nodes.moves[node]:
+        reads = program.reads[node]
+        if len(reads) != 1 or reads[0] < 0 or numel[reads[0]] != numel[value]:
+            return
+        value = reads[0]
+        yield value
+
+
 def read_by(program: ComparedProgram, value: int) -> list[int]:
     """Return the nodes that read a value or what it is a view of: another view of that may be
     equal to it.
     """
-    nodes, numel = program.graph.nodes, program.graph.values.numel
     readers = list(program.readers[value])
-    while (node := program.maker[value]) >= 0 and nodes.moves[node]:
-        reads = program.reads[node]
-        if len(reads) != 1 or reads[0] < 0 or numel[reads[0]] != numel[value]:
-            break
-        value = reads[0]
-        readers += [reader for reader in program.readers[value] if reader != node]
+    for viewed in viewed_by(program, value):
+        view = program.maker[value]
+        readers += [node for node in program.readers[viewed] if node != view]
+        value = viewed
     return readers
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import otel_torch
+from otel_torch.bisecting.compared import Exchange, compare_runs
+from tests.bisecting.recorded_runs import RecordedRuns
 
 WIDTH, LAYERS = 16, 2
 TOKENS = torch.tensor([[0, 0, 0, 5, 9, 3], [0, 7, 2, 4, 8, 6], [1, 2, 3, 4, 5, 6]])
@@ -89,3 +92,28 @@ def test_a_fault_behind_paddings_is_at_its_line() -> None:
     assert first.port_line.text.strip().startswith("return x * torch.rsqrt(")
     assert "reads the parameter `layers.0.behind` in the reference" in first.explanation
     assert answer.is_healed
+
+
+MASKED = """
+import torch
+x = torch.linspace(-1, 1, 36).reshape(6, 6)
+scores = torch.nn.Linear(6, 6)(x).masked_fill(x > 0.5, {fill})
+print(scores.softmax(-1).sum())
+"""
+
+
+def test_what_another_rank_exchanges_is_not_asked_of_this_one(tmp_path: Path) -> None:
+    texts = [MASKED.format(fill=fill) for fill in ("float('-inf')", "-1e9")]
+    programs = RecordedRuns(tmp_path, *texts)
+    runs = [programs.run(side, "", {}) for side in ("reference", "port")]
+    rank = compare_runs(*runs).leading
+    masked = (
+        (port, exchange)
+        for exchange in (Exchange(own, None, None) for own in rank.results_of_reference())
+        for port in rank.values_of_port
+        if rank.is_less_finite(port, exchange)
+    )
+    own, exchange = next(masked)
+    elsewhere = own._replace(rank=own.rank + 1)
+    assert not rank.is_less_finite(elsewhere, exchange)
+    assert rank.first_of([own, elsewhere]) == {own}
