@@ -9,6 +9,7 @@ unequal values does not see the difference (a norm does not see a scale), and th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -470,23 +471,25 @@ def _new_suspects(
         suspects: By the sources that they are before.
     """
     nodes = program.graph.nodes
-
-    def place(node: int) -> tuple[object, int]:
-        return program.code(node), int(nodes.module[node])
-
-    # one line may run several modules, whose operations are alike
-    places = {
-        place(origin)
+    suspects = {
+        origin: own
         for origin, own in suspects.items()
         if own and origin >= 0 and nodes.line[origin] >= 0
     }
-    first: dict[tuple[object, int], int] = {}
+    numbers = _numbers_in_line(program) if suspects else []
+
+    def place(node: int) -> tuple[object, int, int]:
+        return program.code(node), int(nodes.module[node]), numbers[node]
+
+    # one line may run several modules, and an operation several times
+    places = set(map(place, suspects))
+    first: dict[tuple[object, int, int], int] = {}
     for node in range(program.own_nodes if places else 0):
         if (own_place := place(node)) in places:
             first.setdefault(own_place, node)
     new: dict[Origin, list[Origin]] = {}
     for origin, own in suspects.items():
-        node = first.get(place(origin), origin) if own and origin >= 0 else origin
+        node = first.get(place(origin), origin)
         if node == origin:
             continue
         was_right = all(program.state[made] == RIGHT for made in program.makes[node])
@@ -494,6 +497,18 @@ def _new_suspects(
             known = _codes_before(program, node, _codes_before(program, origin))
             new[origin] = [suspect for suspect in own if _code(program, suspect) not in known]
     return new
+
+
+def _numbers_in_line(program: ComparedProgram) -> list[int]:
+    """Return the number of each node among those of the same code in one run of its line."""
+    numbers, counts, lines = [], Counter[object](), program.graph.nodes.line.tolist()
+    for node, line in enumerate(lines):
+        if node and line != lines[node - 1]:
+            counts.clear()
+        code = program.code(node)
+        numbers.append(counts[code])
+        counts[code] += 1
+    return numbers
 
 
 def _codes_before(

@@ -295,3 +295,21 @@ def updated(*, is_turned: bool) -> Graph:
 def test_what_right_code_read_a_step_before_is_nothing_new_to_it() -> None:
     comparison = compare_graphs(updated(is_turned=False), updated(is_turned=True))
     assert lines_of(comparison)[0] == "turn"
+
+
+def attended(count: int) -> Graph:
+    """Return what attends to some rows of keys, in a line that scales the queries and then them."""
+    writer = Writer()
+    q, k = writer.leaf("q", QUERIES, "input"), writer.leaf("k", KEYS)
+    halves = [writer.op("slice", k, 0, start, 3 + start) for start in (0, 3)]
+    joined = writer.at("join").op("cat", *halves, *halves, 0)
+    joined = writer.op("slice", joined, 0, 0, count)
+    scaled = [writer.at("scores").op("mul.scalar", operand, 0.5) for operand in (q, joined)]
+    scores = writer.op("mm", scaled[0], writer.op("transpose", scaled[1], (1, 0)))
+    writer.end("out", writer.op("mm", writer.op("softmax", scores), joined))
+    return writer.finish()
+
+
+def test_what_a_line_reads_in_one_place_is_not_new_to_another_place_of_it() -> None:
+    comparison = compare_graphs(attended(6), attended(8))
+    assert lines_of(comparison)[0] == "scores"
