@@ -8,8 +8,9 @@ order (a layout that views can make), and values that are parts of one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -456,18 +457,40 @@ def _find_parts(
         for side, flags, graph in zip(sides, informed, graphs, strict=True)
     ]
     wholes, parts = open_rows[whole_side], open_rows[1 - whole_side]
+    totals = _totals(part_graph.values)
     for is_leaf in (True, False):
         own = wholes[(whole_graph.values.leaf[wholes] >= 0) == is_leaf]
+        by_size = _by_size(whole_graph.values, own)
         for run in _runs(part_graph, parts[(part_graph.values.leaf[parts] >= 0) == is_leaf]):
-            spaced = _equally_spaced(whole_graph.values, own, part_graph.values, run)
-            for members, sizes in ((run, None), *spaced):
+            spaced = _equally_spaced(by_size, part_graph.values.numel, totals, run)
+            for members, sizes in ((run, list(by_size)), *spaced):
                 _match_runs(
                     (whole_graph, part_graph),
-                    own,
-                    members,
-                    sizes,
+                    {size: by_size[size] for size in sizes},
+                    (members, totals[members]),
                     (sides[whole_side], sides[1 - whole_side]),
                 )
+
+
+class _Wholes(NamedTuple):
+    """Values of one size.
+
+    Attributes:
+        rows: The values.
+        totals: What `_totals` says of each.
+    """
+
+    rows: Indices
+    totals: Floats
+
+
+def _by_size(values: Values, rows: Indices) -> dict[int, _Wholes]:
+    """Return some values by their size, the smallest first."""
+    sizes, totals = values.numel[rows], _totals(values)[rows]
+    return {
+        size: _Wholes(rows[sizes == size], totals[sizes == size])
+        for size in np.unique(sizes).tolist()
+    }
 
 
 def _runs(graph: Graph, values: Indices) -> Iterator[Indices]:
@@ -491,24 +514,27 @@ def _runs(graph: Graph, values: Indices) -> Iterator[Indices]:
 
 
 def _equally_spaced(
-    whole: Values, wholes: Indices, part: Values, run: Indices
-) -> Iterator[tuple[Indices, list[int] | None]]:
+    wholes: Mapping[int, _Wholes], numel: Indices, totals: Floats, run: Indices
+) -> Iterator[tuple[Indices, list[int]]]:
     """Yield runs in which values of one size that come at equal distances are neighbors, if some of
-    them may add up to a whole; and the sizes of such wholes, None if these may have any.
+    them may add up to a whole; and the sizes of such wholes.
 
     A line that makes q, k and v of one head after the other, or is run for each layer and each
     sample, makes the parts of several wholes in turn.
+
+    Args:
+        wholes: What they may add up to, by size.
+        numel, totals: Of all values among which the run is.
     """
-    for size in np.unique(part.numel[run]).tolist():
-        same = run[part.numel[run] == size]
+    for size in np.unique(numel[run]).tolist():
+        same = run[numel[run] == size]
         if 1 < len(same) < len(run):
-            yield same, None
-        counts = whole.numel[wholes] // size
-        fits = (whole.numel[wholes] % size == 0) & (counts > 1) & (counts <= len(same))
-        magnitudes, own = _totals(part, same)[:, 0], wholes[fits]
+            yield same, list(wholes)
+        magnitudes = totals[same, 0]
         targets = {
-            count: np.sort(_totals(whole, own[counts[fits] == count])[:, 0])
-            for count in np.unique(counts[fits]).tolist()
+            whole // size: np.sort(own.totals[:, 0])
+            for whole, own in wholes.items()
+            if whole % size == 0 and 1 < whole // size <= len(same)
         }
         most = min(len(same) // 2, PAIRS_AT_ONCE // len(same)) if targets else 0
         for distance in range(2, most + 1):
@@ -532,23 +558,24 @@ def _has_near(sums: Floats, targets: Floats) -> bool:
 
 def _match_runs(
     graphs: tuple[Graph, Graph],
-    wholes: Indices,
-    run: Indices,
-    whole_sizes: list[int] | None,
+    wholes: Mapping[int, _Wholes],
+    run: tuple[Indices, Floats],
     sides: tuple[_Builder, _Builder],
 ) -> None:
     """Note wholes of the first graph that neighbors in a run of the second one add up to.
 
     Args:
-        whole_sizes: Of which sizes; None for any.
+        wholes: Values of the first graph, by size.
+        run: Values of the second graph, and their totals.
     """
-    numel = graphs[1].values.numel[run]
+    members, totals = run
+    numel = graphs[1].values.numel[members]
     ends = np.concatenate([[0], np.cumsum(numel)])
-    sums = np.concatenate([np.zeros((1, 3)), np.cumsum(_totals(graphs[1].values, run), axis=0)])
-    sizes = graphs[0].values.numel[wholes]
-    if whole_sizes is None:
-        whole_sizes = np.unique(sizes[(sizes <= ends[-1]) & (sizes > numel.min())]).tolist()
-    for size in whole_sizes:
+    sums = np.concatenate([np.zeros((1, 3)), np.cumsum(totals, axis=0)])
+    smallest, step = numel.min(), np.gcd.reduce(numel)
+    for size, (own, targets) in wholes.items():
+        if size % step or not smallest < size <= ends[-1]:
+            continue
         stops = np.searchsorted(ends, ends[:-1] + size)
         starts = np.flatnonzero(stops < len(ends))
         stops = stops[starts]
@@ -557,11 +584,9 @@ def _match_runs(
         if not len(starts):
             continue
         windows = sums[stops] - sums[starts]
-        order = np.argsort(windows[:, 0], kind="stable")
-        own = wholes[sizes == size]
-        targets = _totals(graphs[0].values, own)
         if _fit_by_chance(windows, targets):
             continue
+        order = np.argsort(windows[:, 0], kind="stable")
         lowest = np.searchsorted(windows[order, 0], targets[:, 0] * (1 - STATISTICS_ERROR))
         highest = np.searchsorted(
             windows[order, 0], targets[:, 0] * (1 + STATISTICS_ERROR), "right"
@@ -573,16 +598,16 @@ def _match_runs(
             errors = (np.abs(windows[chosen] - targets[rows]) / scale).max(axis=1)
             fits = np.flatnonzero(errors <= STATISTICS_ERROR)
             for row, window, error in zip(rows[fits], chosen[fits], errors[fits], strict=True):
-                members = run[starts[window] : stops[window]]
-                if _have_other_rows(graphs, own[row], members[0]):
+                parts = members[starts[window] : stops[window]]
+                if _have_other_rows(graphs, own[row], parts[0]):
                     continue
-                sides[0].assign(own[[row]], members[:1], np.array([error]), PART)
+                sides[0].assign(own[[row]], parts[:1], np.array([error]), PART)
                 # the smallest whole says most of a part
-                known = sides[1].partner[members]
+                known = sides[1].partner[parts]
                 is_new = (known == NOTHING) | (graphs[0].values.numel[known] > size)
-                members = members[is_new]
-                count = len(members)
-                sides[1].assign(members, np.full(count, own[row]), np.full(count, error), PART)
+                parts = parts[is_new]
+                count = len(parts)
+                sides[1].assign(parts, np.full(count, own[row]), np.full(count, error), PART)
 
 
 def _have_other_rows(graphs: tuple[Graph, Graph], whole: int, part: int) -> bool:
@@ -606,9 +631,9 @@ def _fit_by_chance(windows: Floats, targets: Floats) -> bool:
     return bool(shares.prod() * (len(windows) - 1) * len(targets) > _CHANCE)
 
 
-def _totals(values: Values, rows: Indices) -> Floats:
-    """Return the sums of magnitudes, of numbers and of squares of values, shape (rows, 3)."""
-    count, table = values.numel[rows].astype(np.float64), values.statistics[rows]
+def _totals(values: Values) -> Floats:
+    """Return the sums of magnitudes, of numbers and of squares of values, shape (values, 3)."""
+    count, table = values.numel.astype(np.float64), values.statistics
     table = np.where(np.isfinite(table), table, 0.0)
     squares = table[:, STD] ** 2 * (count - 1) + table[:, MEAN] ** 2 * count
     totals = np.stack([table[:, 0] * count, table[:, MEAN] * count, squares], axis=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from otel_torch.graph.contents import ContentPairs, Contents
-from otel_torch.graph.graph import AXIS_LAST, NOTHING, Flags, Graph, Indices
+from otel_torch.graph.graph import AXIS_LAST, NOTHING, Flags, Graph, Indices, Rows
 
 
 def plain_contents(graphs: tuple[Graph, Graph], contents: list[Contents]) -> tuple[Flags, Flags]:
@@ -65,8 +65,16 @@ def _computed_contents(graph: Graph, content: Contents) -> Indices:
 def _is_reordered(graph: Graph) -> Flags:
     """Return which values hold the elements of another one, in an order of their own."""
     nodes, numel = graph.nodes, graph.values.numel
+    sizes = numel - numel.min(initial=0)
+    count = int(sizes.max(initial=0)) + 1
+
+    def keys(values: Rows) -> tuple[Indices, Indices]:
+        """Return the values of nodes that move, and a number of each node and size."""
+        owners, own = values.owners(), values.content
+        chosen = nodes.moves[owners] & (own >= 0)
+        return own[chosen], owners[chosen] * count + sizes[own[chosen]]
+
+    made, sizes_made = keys(nodes.makes)
     is_reordered = np.zeros(len(numel), bool)
-    for node in np.flatnonzero(nodes.moves).tolist():
-        reads, made = nodes.reads[node], nodes.makes[node]
-        is_reordered[made] = np.isin(numel[made], numel[reads[reads >= 0]])
+    is_reordered[made] = np.isin(sizes_made, keys(nodes.reads)[1])
     return is_reordered
