@@ -42,6 +42,7 @@ from otel_torch.graph.error_model import (
 from otel_torch.graph.exchanged import add_ends, makes_wrong, open_values
 from otel_torch.graph.explanation import Explanation, explain
 from otel_torch.graph.graph import AXIS_LAST, NOTHING, Floats, Graph, Indices
+from otel_torch.graph.returned_within import find_returned_within
 from otel_torch.graph.shapes import has_twins, have_same_order
 from otel_torch.graph.states import RIGHT, STATE_NAMES, ComparedProgram, make_programs
 from otel_torch.graph.suspects import (
@@ -323,6 +324,10 @@ def compare_graphs(
     programs, shown_pairs = add_ends(programs, end_limits or limits, shown)
     if shown_pairs:  # better than numbers that were paired in their order
         ends = [pair for pair in ends if not is_bare_number(programs, pair)] + shown_pairs
+    if not any(pair.is_comparable for pair in ends):
+        within = find_returned_within(programs, {port for _, port in exchanged})
+        programs, ends_within = add_ends(programs, end_limits or limits, within)
+        ends += ends_within
     programs, replaced = add_ends(programs, end_limits or limits, exchanged)
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)

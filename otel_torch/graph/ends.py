@@ -18,7 +18,7 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, MOVED, PART, TERM, has_information, same_numbers
 from otel_torch.graph.error_model import JUMP, MOST_ERROR
-from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats
+from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats, Indices, Values
 from otel_torch.graph.shapes import have_same_order
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from, read_by
 
@@ -354,22 +354,31 @@ def _same_content(
 
 
 def _nearest(programs: Programs, ends: tuple[list[int], list[int]]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of ends of one shape in the order in which both programs make them, so that they
-    are the nearest: what a model returns may be a result here and a step on the way to it there.
+    """Yield pairs of ends of one shape that are the nearest: what a model returns may be a result
+    here and a step on the way to it there.
+    """
+    tables = programs[0].graph.values, programs[1].graph.values
+    values = [program.graph.ends[own] for program, own in zip(programs, ends, strict=True)]
+    for own, other, is_near in nearest_in_order(tables, (values[0], values[1])):
+        if is_near:
+            yield ends[0][own], ends[1][other]
+
+
+def nearest_in_order(
+    tables: tuple[Values, Values], values: tuple[Indices, Indices]
+) -> Iterator[tuple[int, int, bool]]:
+    """Yield places of values of one size that belong together, and whether they are near to each
+    other: in the order in which both programs make them, so that the distances are the smallest.
     Only where that makes them far more distant, the nearest are pairs in any order.
     """
-    first, second = (
-        program.graph.values.sketch[program.graph.ends[own]]
-        for program, own in zip(programs, ends, strict=True)
-    )
+    first, second = (table.sketch[own] for table, own in zip(tables, values, strict=True))
     rows, columns = np.indices((len(first), len(second))).reshape(2, -1)
     distances = relative_distances(first[rows], second[columns]).reshape(len(first), len(second))
     distances = np.minimum(np.nan_to_num(distances, nan=MOST_ERROR), MOST_ERROR)
     in_order, in_any = _pair_in_order(distances), _pair_in_any_order(distances)
     is_ordered = _total(distances, in_order) <= JUMP * _total(distances, in_any)
     for own, other in in_order if is_ordered else in_any:
-        if distances[own, other] < MOST_ERROR:
-            yield ends[0][own], ends[1][other]
+        yield own, other, bool(distances[own, other] < MOST_ERROR)
 
 
 def _total(distances: Floats, pairs: Sequence[tuple[int, int]]) -> float:
@@ -519,7 +528,8 @@ def _same_rows(
     programs compute the same tokens in other batches.
 
     An end is right if its rows are in ends of the reference, whatever these are called. What was
-    made last, without a name, is compared only with what it has rows of, if other ends have names.
+    made last, without a name, is compared only with what it has rows of, if other ends have names,
+    or it is right elsewhere.
     """
     graphs = programs[1].graph, programs[0].graph
     names = graphs[0].end_names
@@ -541,7 +551,8 @@ def _same_rows(
         # the end that has most of the rows, if one has
         nearest = [own for own in counts[0] if graphs[1].ends[own] == partner]
         name = names[ends[value]]
-        for own in nearest + ([] if has_names and not name else counts[0]):
+        is_elsewhere = not name and (has_names or programs[1].state[value] == RIGHT)
+        for own in nearest + ([] if is_elsewhere else counts[0]):
             reference = int(graphs[1].ends[own])
             if _have_same_rows(programs, (reference, value)):
                 limit = float(np.hypot(limits[0][reference], limits[1][value]))
