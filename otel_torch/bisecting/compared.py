@@ -408,6 +408,18 @@ class ComparedRank:
         cut = self.cut(fault)
         return cut is not None and cut.is_leaf
 
+    def may_follow(self, fault: GraphFault, faults: Iterable[GraphFault]) -> bool:
+        """Return whether a fault is a constant of the port that comes after what another one makes
+        wrong: a token that was chosen has gone through Python, where no operation is seen.
+        """
+        graph, place = self.comparison.graphs[1], fault.port
+        if place is None or place.leaf == NOTHING or not place.nodes:
+            return False
+        before = (other.port for other in faults if other.is_certain and other.port is not None)
+        return graph.leaf_kinds[graph.values.leaf[place.leaf]] == "constant" and any(
+            other.leaf == NOTHING and min(other.nodes) < min(place.nodes) for other in before
+        )
+
     def is_input_of_another_size(self, fault: GraphFault) -> bool:
         """Return whether a fault is an input, and has more or fewer elements in the port."""
         sizes = {

@@ -357,6 +357,7 @@ class _Search:
             key=lambda attempt: (
                 not (self._is_vague and attempt.is_repeated),
                 not any(fault.is_certain for fault in attempt.faults),
+                all(leading.may_follow(fault, own) for fault in attempt.faults),
                 -attempt.closeness,
             )
         )

@@ -359,16 +359,16 @@ def _nearest(programs: Programs, ends: tuple[list[int], list[int]]) -> Iterator[
     """
     tables = programs[0].graph.values, programs[1].graph.values
     values = [program.graph.ends[own] for program, own in zip(programs, ends, strict=True)]
-    for own, other, is_near in nearest_in_order(tables, (values[0], values[1])):
-        if is_near:
+    for own, other, distance in nearest_in_order(tables, (values[0], values[1])):
+        if distance < MOST_ERROR:
             yield ends[0][own], ends[1][other]
 
 
 def nearest_in_order(
     tables: tuple[Values, Values], values: tuple[Indices, Indices]
-) -> Iterator[tuple[int, int, bool]]:
-    """Yield places of values of one size that belong together, and whether they are near to each
-    other: in the order in which both programs make them, so that the distances are the smallest.
+) -> list[tuple[int, int, float]]:
+    """Return places of values of one size that belong together, with their distances up to
+    `MOST_ERROR`: in the order in which both programs make them, so that these are the smallest.
     Only where that makes them far more distant, the nearest are pairs in any order.
     """
     first, second = (table.sketch[own] for table, own in zip(tables, values, strict=True))
@@ -377,8 +377,8 @@ def nearest_in_order(
     distances = np.minimum(np.nan_to_num(distances, nan=MOST_ERROR), MOST_ERROR)
     in_order, in_any = _pair_in_order(distances), _pair_in_any_order(distances)
     is_ordered = _total(distances, in_order) <= JUMP * _total(distances, in_any)
-    for own, other in in_order if is_ordered else in_any:
-        yield own, other, bool(distances[own, other] < MOST_ERROR)
+    pairs = in_order if is_ordered else in_any
+    return [(own, other, float(distances[own, other])) for own, other in pairs]
 
 
 def _total(distances: Floats, pairs: Sequence[tuple[int, int]]) -> float:

@@ -10,13 +10,16 @@ from collections.abc import Set
 import numpy as np
 
 from otel_torch.graph.ends import nearest_in_order
+from otel_torch.graph.graph import Indices
 from otel_torch.graph.states import ComparedProgram, Programs
+
+_Sizes = tuple[int, ...]
 
 
 def find_returned_within(programs: Programs, replaced: Set[int]) -> list[tuple[int, int]]:
-    """Return pairs of what the models of one program return, and what the other one computes of the
-    same shape: as many, or what is near to each of them. None where both programs have models, or
-    neither has.
+    """Return pairs of what the models of one program return, and what some code of the other one
+    computes of the same shape and as often: of several the code that comes nearest, and the last of
+    these. None where both programs have models, or neither has.
 
     Args:
         replaced: Values of the port in whose place others were put.
@@ -26,24 +29,46 @@ def find_returned_within(programs: Programs, replaced: Set[int]) -> list[tuple[i
         return []
     side = have_names.index(True)
     own, other = programs[side], programs[1 - side]
-    returned: dict[object, list[int]] = defaultdict(list)
-    for end, name in zip(own.graph.ends.tolist(), own.graph.end_names, strict=True):
-        if name and own.is_informed[end]:
-            returned[_sizes(own, end)].append(end)
-    computed: dict[object, list[int]] = defaultdict(list)
-    is_computed = other.is_informed & other.graph.made_by(~other.graph.nodes.moves)
-    for value in np.flatnonzero(is_computed).tolist():
-        if side or value not in replaced:
-            computed[_sizes(other, value)].append(value)
     tables = own.graph.values, other.graph.values
-    pairs = []
-    for sizes, ends in returned.items():
-        values = np.array(ends), np.array(computed[sizes], np.int64)
-        near = list(nearest_in_order(tables, values)) if computed[sizes] else []
-        if len(ends) == len(computed[sizes]) or sum(is_near for *_, is_near in near) == len(ends):
-            pairs += [(int(values[0][first]), int(values[1][second])) for first, second, _ in near]
+    computed = _computed(other, frozenset() if side else replaced)
+    pairs: list[tuple[int, int]] = []
+    for sizes, ends in _returned(own).items():
+        nearest = np.inf
+        of_shape: list[tuple[int, int]] = []
+        for values in computed[sizes]:
+            if len(values) == len(ends):
+                places = nearest_in_order(tables, (ends, values))
+                total = sum(distance for *_, distance in places)
+                if total <= nearest:
+                    nearest = total
+                    of_shape = [
+                        (int(ends[first]), int(values[second])) for first, second, _ in places
+                    ]
+        pairs += of_shape
     return [(second, first) for first, second in pairs] if side else pairs
 
 
-def _sizes(program: ComparedProgram, value: int) -> tuple[int, ...]:
+def _returned(program: ComparedProgram) -> dict[_Sizes, Indices]:
+    """Return by their shapes the values that the models of a program return."""
+    ends: dict[_Sizes, list[int]] = defaultdict(list)
+    for end, name in zip(program.graph.ends.tolist(), program.graph.end_names, strict=True):
+        if name and program.is_informed[end]:
+            ends[_sizes(program, end)].append(end)
+    return {sizes: np.array(values) for sizes, values in ends.items()}
+
+
+def _computed(program: ComparedProgram, without: Set[int]) -> dict[_Sizes, list[Indices]]:
+    """Return by their shapes the values that each code of a program computes."""
+    made: dict[tuple[_Sizes, object], list[int]] = defaultdict(list)
+    is_computed = program.is_informed & program.graph.made_by(~program.graph.nodes.moves)
+    for value in np.flatnonzero(is_computed).tolist():
+        if value not in without:
+            made[_sizes(program, value), program.code(program.maker[value])].append(value)
+    computed: dict[_Sizes, list[Indices]] = defaultdict(list)
+    for (sizes, _), values in made.items():
+        computed[sizes].append(np.array(values))
+    return computed
+
+
+def _sizes(program: ComparedProgram, value: int) -> _Sizes:
     return tuple(size for size in program.graph.values.shape[value] if size != 1)
