@@ -22,6 +22,8 @@ from otel_torch.parity.sides import Sides
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:(?:\d+\.\d*|\d*\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?|nan|inf)(?!\.?\w)"
 )
+# a list of them is a text in tokens, of which every one may be another
+_TOKENS = re.compile(r"\[\s*-?\d+(?:[\s,]+-?\d+)*\s*\]")
 # how far printed numbers may be apart: rounding brings about a tenth of it to a loss in float32
 _TOLERANCE = 1e-3
 # below it a number is what rounding leaves of zero
@@ -138,5 +140,6 @@ def _read(path: Path) -> list[PrintedLine]:
     for line in map(str.strip, text.splitlines()):
         numbers = tuple(map(PrintedNumber.read, _NUMBER.findall(line)))
         if numbers:
-            lines.append(PrintedLine(line, " ".join(_NUMBER.sub("#", line).split()), numbers))
+            words = _TOKENS.sub("[#]", _NUMBER.sub("#", line)).split()
+            lines.append(PrintedLine(line, " ".join(words), numbers))
     return lines

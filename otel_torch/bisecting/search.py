@@ -104,8 +104,10 @@ def bisect_programs(
 
     try:
         compared = recorded.first(tell)
-        printed = _by_prints(compared, recorded, search, tell)
-        answer, compared = printed or _bisect(compared, recorded, search)
+        by_prints = _by_prints(compared, recorded, tell)
+        answer, compared = _bisect(by_prints or compared, recorded, search)
+        if by_prints is not None:
+            answer.report.warnings.append(_PRINTED_ALONE)
         if answer.verdict != "diverged":
             return _with_printed(answer, compared, recorded, search, tell)
         return answer
@@ -127,22 +129,14 @@ def _so_far(begun: Sequence[_Search], reason: str) -> Bisection:
 
 
 def _by_prints(
-    compared: ComparedRuns,
-    recorded: RecordedPrograms,
-    search: Callable[[ComparedRuns], Bisection],
-    tell: Callable[[str], None],
-) -> tuple[Bisection, ComparedRuns] | None:
-    """Return the answer by what programs print, and the comparison that it is of, if all else that
-    can be compared are single numbers: which belong together, only the words of a line tell.
+    compared: ComparedRuns, recorded: RecordedPrograms, tell: Callable[[str], None]
+) -> ComparedRuns | None:
+    """Return the comparison by what programs print, if all else that can be compared may belong to
+    something else: single numbers, or a few values of one shape. Only the words of a line tell.
     """
-    if compared.is_match or not compared.leading.comparison.has_bare_numbers_alone:
+    if compared.is_match or not compared.leading.comparison.is_by_shape:
         return None
-    again = _compare_printed(compared, recorded.printed_lines(compared), recorded, tell)
-    if again is None:
-        return None
-    answer = search(again)
-    answer.report.warnings.append(_PRINTED_ALONE)
-    return answer, again
+    return _compare_printed(compared, recorded.printed_lines(compared), recorded, tell)
 
 
 def _compare_printed(

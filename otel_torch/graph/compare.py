@@ -21,6 +21,7 @@ from otel_torch.graph.blame import (
 from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import (
     EndPair,
+    are_by_shape,
     count_lacked_rows,
     in_order,
     is_bare_number,
@@ -193,10 +194,9 @@ class GraphComparison:
         return all(own != other for own, other in zip(*sizes, strict=True))
 
     @property
-    def has_bare_numbers_alone(self) -> bool:
-        """Whether the only ends that can be compared are single numbers, paired in their order."""
-        pairs = [pair for pair in self.ends if pair.is_comparable]
-        return bool(pairs) and all(is_bare_number(self.programs, pair) for pair in pairs)
+    def is_by_shape(self) -> bool:
+        """Whether the ends that can be compared may not belong together."""
+        return are_by_shape(self.programs, self.ends)
 
     @property
     def returns_another(self) -> bool:
@@ -322,8 +322,9 @@ def compare_graphs(
     programs = make_programs(graphs, sides, limits, noise is not None)
     ends, unpaired = pair_ends(programs, end_limits or limits, is_one_program=is_one_program)
     programs, shown_pairs = add_ends(programs, end_limits or limits, shown)
-    if shown_pairs:  # better than numbers that were paired in their order
-        ends = [pair for pair in ends if not is_bare_number(programs, pair)] + shown_pairs
+    if shown_pairs:  # better than what was paired in its order
+        kept = [] if are_by_shape(programs, ends) else ends
+        ends = [pair for pair in kept if not is_bare_number(programs, pair)] + shown_pairs
     if not any(pair.is_comparable for pair in ends):
         within = find_returned_within(programs, {port for _, port in exchanged})
         programs, ends_within = add_ends(programs, end_limits or limits, within)

@@ -619,6 +619,19 @@ def is_bare_number(programs: Programs, pair: EndPair) -> bool:
     return not is_named and all(program.graph.values.numel[value] == 1 for program, value in values)
 
 
+def are_by_shape(programs: Programs, ends: Sequence[EndPair]) -> bool:
+    """Return whether no end has a name in both programs, and the only ones that can be compared are
+    single numbers, or a few of many, all of them wrong.
+    """
+    pairs = [pair for pair in ends if pair.is_comparable]
+    if any(pair.name and programs[0].graph.end_names[pair.reference] for pair in pairs):
+        return False
+    if pairs and all(is_bare_number(programs, pair) for pair in pairs):
+        return True
+    are_few = all(2 * len(pairs) < len(program.graph.ends) for program in programs)
+    return bool(pairs) and are_few and not any(pair.is_right for pair in pairs)
+
+
 def in_order(programs: Programs, pairs: Sequence[EndPair]) -> list[EndPair]:
     """Return pairs of ends in the order in which the reference made them."""
     graph, maker = programs[0].graph, programs[0].maker

@@ -37,6 +37,14 @@ def test_lines_with_the_same_words_are_paired_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_lines_are_paired_though_they_print_other_tokens(tmp_path: Path) -> None:
+    paths = write(
+        tmp_path, reference="[7, 12] 0.52\n3 of 4: 0.71\n", port="[7, 9, 1] 0.54\n2 of 4: 0.7\n"
+    )
+    (pair,) = pair_lines([paths["reference"]], paths["port"])
+    assert pair.port.text == "[7, 9, 1] 0.54"
+
+
 def test_what_the_reference_prints_otherwise_each_time_is_left_out(tmp_path: Path) -> None:
     paths = write(
         tmp_path, first="took 3.1 s\nloss nan\n", second="took 3.4 s\nloss nan\n", port="took 9.9 s\nloss 0.5\n"
