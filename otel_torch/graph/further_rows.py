@@ -2,7 +2,8 @@
 
 Both are nowhere in the other program. Further tokens come with inputs that differ, or with zeros or
 constants that something is joined with; what is computed of neither has wrong rows only, and so has
-what is joined with something unknown.
+what is joined with something unknown. Zeros make further tokens of what is computed of them alone:
+a cache that has room for more makes none of what attends to it, nor does a buffer once it is full.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ def may_be_further(graph: Graph, is_unknown: Flags) -> Flags:
     return _comes_with_further(graph, is_unknown) & ~_is_joined_with(graph, is_unknown)
 
 
+# what a value may have beside rows of tokens that the other program has, too
+_NOTHING, _ZEROS, _FURTHER = range(3)
+
+
 def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     """Return which values come from inputs that differ, or from what constants added rows to."""
     values, nodes = graph.values, graph.nodes
@@ -29,9 +34,12 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     is_constant = [False] * len(values)
     widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
     rows = (values.numel // np.maximum(widths, 1)).tolist()
-    are_padded = _are_padded(graph)
+    zeros = np.where(_are_padded(graph), _ZEROS, _NOTHING)
+    unmeasured = np.bincount(values.rows.owner, minlength=len(values)) == 0
     is_given = (values.leaf != NOTHING) & ~is_weight[values.leaf]
-    comes = (is_given & (is_unknown | are_padded)).tolist()
+    is_other = is_unknown & ~_selects_known(graph, is_given & is_unknown, is_unknown)
+    level = np.where(is_given, np.where(is_other, _FURTHER, zeros), _NOTHING)
+    carries = is_given.tolist()  # whether a value has rows of tokens at all
 
     def most_rows(some: list[int]) -> int:
         return max((rows[value] for value in some), default=0)
@@ -40,16 +48,50 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     for all_reads, makes, is_moving in tables:
         reads = [value for value in all_reads if value >= 0]
         computed = [value for value in reads if not is_constant[value]]
-        if any(comes[value] for value in reads):
-            has_more = True
-        elif is_moving:
-            has_more = 0 < len(computed) < len(reads) and _are_joined(graph, reads, makes)
-            has_more |= bool(are_padded[makes].any())
+        tokens = [value for value in reads if carries[value]]
+        most = level[reads].max(initial=_NOTHING)
+        if is_moving:
+            is_further = most == _FURTHER
+            are_added = 0 < len(computed) < len(reads) and _are_joined(graph, reads, makes)
+            left = np.where(unmeasured[makes], most, zeros[makes])
         else:
-            has_more = 0 < most_rows(computed) < most_rows(makes)
+            is_further = most == _FURTHER or (most and bool((level[tokens] == _ZEROS).all()))
+            are_added = 0 < most_rows(computed) < most_rows(makes)
+            left = np.minimum(zeros[makes], most)
+        if are_added:
+            left = np.where(zeros[makes] == _ZEROS, _ZEROS, _FURTHER)
+        level[makes] = _FURTHER if is_further else left
         for value in makes:
-            comes[value], is_constant[value] = has_more, not computed
-    return np.array(comes, bool)
+            is_constant[value], carries[value] = not computed, bool(tokens)
+    return np.asarray(level == _FURTHER)  # rows of zeros are not looked for
+
+
+def _selects_known(graph: Graph, leaves: Flags, is_unknown: Flags) -> Flags:
+    """Return which of some leaves are one row of places, as ids of a packed batch, by which no
+    unknown row is selected, or of as many, as its positions: that batch has no paddings, and the
+    row is in no other.
+    """
+    values, nodes, readers = graph.values, graph.nodes, graph.readers().lists()
+
+    def selected(place: int) -> list[int]:
+        """Return what is selected by a place, or by what whole numbers are computed of it."""
+        rows: list[int] = []
+        for node in readers[place]:
+            for made in nodes.makes[node].tolist():
+                if values.roundoff[made] == 0 and values.numel[made] == values.numel[place]:
+                    rows += selected(made)
+                elif nodes.moves[node]:
+                    rows.append(made)
+        return rows
+
+    widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
+    are_places: Flags = leaves & (values.roundoff == 0) & (values.numel == widths)
+    counts = set[int]()
+    for leaf in np.flatnonzero(are_places).tolist():
+        rows = selected(leaf)
+        if rows and not is_unknown[rows].any():
+            counts.add(int(values.numel[leaf]))
+    return are_places & np.isin(values.numel, list(counts))
 
 
 def _are_padded(graph: Graph) -> Flags:
