@@ -327,8 +327,10 @@ def compare_graphs(
         ends = [pair for pair in kept if not is_bare_number(programs, pair)] + shown_pairs
     if not any(pair.is_comparable for pair in ends):
         within = find_returned_within(programs, {port for _, port in exchanged})
-        programs, ends_within = add_ends(programs, end_limits or limits, within)
-        ends += ends_within
+        extended, ends_within = add_ends(programs, end_limits or limits, within)
+        # that all of it is right says nothing of what the programs end with
+        if exchanged or not all(pair.is_right for pair in ends_within):
+            programs, ends = extended, ends + ends_within
     programs, replaced = add_ends(programs, end_limits or limits, exchanged)
     open_to = open_values(programs, ends, replaced)
     faults = _find_faults(programs, [*ends, *replaced], limits, rules, open_to)

@@ -15,12 +15,30 @@ class Program:
         self._builder, self.unknown = GraphBuilder(width=1), []
 
     def value(
-        self, reads=None, *, rows=TOKENS, leaf=None, moves=False, is_unknown=False, width=WIDTH
+        self,
+        reads=None,
+        *,
+        rows=TOKENS,
+        leaf=None,
+        moves=False,
+        is_unknown=False,
+        width=WIDTH,
+        zeros=None,
+        is_whole=False,
     ) -> int:
-        """Add a value, made by a node that reads others, or a leaf of some kind."""
+        """Add a value, made by a node that reads others, or a leaf of some kind; with `zeros` its
+        rows are measured, and as many of them are zeros.
+        """
         maker = -1 if leaf else self._builder.add_node("operation", reads or [], moves=moves)
-        shape = (rows, width)
-        value = self._builder.add_value(shape=shape, sketch=[1.0], maker=maker, leaf=leaf)
+        measured = None if zeros is None else [[1.0]] * (rows - zeros) + [[0.0]] * zeros
+        value = self._builder.add_value(
+            shape=(rows, width),
+            roundoff=0.0 if is_whole else 1e-7,
+            sketch=[1.0],
+            rows=measured,
+            maker=maker,
+            leaf=leaf,
+        )
         self.unknown += [value] * is_unknown
         return value
 
@@ -73,3 +91,30 @@ def test_what_is_joined_with_something_unknown_has_wrong_rows() -> None:
     program.value([joined], rows=2 * TOKENS, moves=True)
     alike = program.value([right, right], rows=2 * TOKENS, moves=True)
     assert program.further() == [ids, right, wrong, alike]
+
+
+def test_room_in_a_cache_makes_no_further_tokens_of_what_attends_to_it() -> None:
+    program = Program()
+    x = program.value(leaf="input", zeros=0)
+    cache = program.value([program.value([], rows=9, zeros=9), x], rows=9, zeros=3)
+    kept = program.value([cache], moves=True, zeros=0)
+    program.value([x, kept], zeros=0)
+    program.value([x, cache], zeros=0)
+    padded = program.value([cache], rows=9, zeros=0)
+    assert program.further() == [padded]
+
+
+def test_places_of_a_packed_batch_that_select_what_is_known_bring_no_further_tokens() -> None:
+    def packed(*, is_unknown: bool) -> tuple[list[int], list[int]]:
+        program = Program()
+        table, sines = (program.value(leaf="parameter") for _ in range(2))
+        ids, places = (
+            program.value(leaf="input", rows=1, is_unknown=True, is_whole=True) for _ in range(2)
+        )
+        embedded = program.value([table, ids], moves=True, is_unknown=is_unknown)
+        turned = program.value([sines, places], moves=True, is_unknown=True)
+        return program.further(), [ids, places, embedded, turned]
+
+    assert packed(is_unknown=False)[0] == []
+    further, all_of_them = packed(is_unknown=True)
+    assert further == all_of_them
