@@ -35,10 +35,11 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
     rows = (values.numel // np.maximum(widths, 1)).tolist()
     zeros = np.where(_are_padded(graph), _ZEROS, _NOTHING)
-    unmeasured = np.bincount(values.rows.owner, minlength=len(values)) == 0
     is_given = (values.leaf != NOTHING) & ~is_weight[values.leaf]
     is_other = is_unknown & ~_selects_known(graph, is_given & is_unknown, is_unknown)
-    level = np.where(is_given, np.where(is_other, _FURTHER, zeros), _NOTHING)
+    levels = np.where(is_given, np.where(is_other, _FURTHER, zeros), _NOTHING).tolist()
+    shown = zeros.tolist()
+    is_measured = (np.bincount(values.rows.owner, minlength=len(values)) > 0).tolist()
     carries = is_given.tolist()  # whether a value has rows of tokens at all
 
     def most_rows(some: list[int]) -> int:
@@ -49,21 +50,25 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
         reads = [value for value in all_reads if value >= 0]
         computed = [value for value in reads if not is_constant[value]]
         tokens = [value for value in reads if carries[value]]
-        most = level[reads].max(initial=_NOTHING)
+        most = max((levels[value] for value in reads), default=_NOTHING)
         if is_moving:
-            is_further = most == _FURTHER
             are_added = 0 < len(computed) < len(reads) and _are_joined(graph, reads, makes)
-            left = np.where(unmeasured[makes], most, zeros[makes])
         else:
-            is_further = most == _FURTHER or (most and bool((level[tokens] == _ZEROS).all()))
             are_added = 0 < most_rows(computed) < most_rows(makes)
-            left = np.minimum(zeros[makes], most)
-        if are_added:
-            left = np.where(zeros[makes] == _ZEROS, _ZEROS, _FURTHER)
-        level[makes] = _FURTHER if is_further else left
+            if most == _ZEROS and all(levels[value] for value in tokens):
+                most = _FURTHER
         for value in makes:
+            if most == _FURTHER:
+                levels[value] = _FURTHER
+            elif are_added:
+                levels[value] = shown[value] or _FURTHER
+            elif is_moving and not is_measured[value]:
+                levels[value] = most
+            elif is_moving or most:
+                levels[value] = shown[value]
             is_constant[value], carries[value] = not computed, bool(tokens)
-    return np.asarray(level == _FURTHER)  # rows of zeros are not looked for
+    comes: Flags = np.array(levels) == _FURTHER  # rows of zeros are not looked for
+    return comes
 
 
 def _selects_known(graph: Graph, leaves: Flags, is_unknown: Flags) -> Flags:
@@ -75,13 +80,16 @@ def _selects_known(graph: Graph, leaves: Flags, is_unknown: Flags) -> Flags:
 
     def selected(place: int) -> list[int]:
         """Return what is selected by a place, or by what whole numbers are computed of it."""
-        rows: list[int] = []
-        for node in readers[place]:
-            for made in nodes.makes[node].tolist():
-                if values.roundoff[made] == 0 and values.numel[made] == values.numel[place]:
-                    rows += selected(made)
-                elif nodes.moves[node]:
-                    rows.append(made)
+        rows, waiting, seen = list[int](), [place], {place}
+        while waiting:
+            place = waiting.pop()
+            for node in readers[place]:
+                for made in set(nodes.makes[node].tolist()) - seen:
+                    if values.roundoff[made] == 0 and values.numel[made] == values.numel[place]:
+                        seen.add(made)
+                        waiting.append(made)
+                    elif nodes.moves[node]:
+                        rows.append(made)
         return rows
 
     widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
