@@ -22,9 +22,9 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import (
     EndPair,
     are_by_shape,
+    beside_shown,
     count_lacked_rows,
     in_order,
-    is_bare_number,
     pair_ends,
     values_of_ends,
 )
@@ -323,8 +323,7 @@ def compare_graphs(
     ends, unpaired = pair_ends(programs, end_limits or limits, is_one_program=is_one_program)
     programs, shown_pairs = add_ends(programs, end_limits or limits, shown)
     if shown_pairs:  # better than what was paired in its order
-        kept = [] if are_by_shape(programs, ends) else ends
-        ends = [pair for pair in kept if not is_bare_number(programs, pair)] + shown_pairs
+        ends = beside_shown(programs, ends, shown) + shown_pairs
     if not any(pair.is_comparable for pair in ends):
         within = find_returned_within(programs, {port for _, port in exchanged})
         extended, ends_within = add_ends(programs, end_limits or limits, within)

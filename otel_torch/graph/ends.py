@@ -632,6 +632,26 @@ def are_by_shape(programs: Programs, ends: Sequence[EndPair]) -> bool:
     return bool(pairs) and are_few and not any(pair.is_right for pair in pairs)
 
 
+def beside_shown(
+    programs: Programs, ends: Sequence[EndPair], shown: Sequence[tuple[int, int]]
+) -> list[EndPair]:
+    """Return the pairs that count beside values that both programs print: no single numbers, and of
+    what was paired by its shape alone only what both compute such values from.
+    """
+    kept = [pair for pair in ends if not is_bare_number(programs, pair)]
+    if not are_by_shape(programs, ends):
+        return kept
+    computed = [
+        [computed_from(program, value) for program, value in _in_programs(programs, pair)]
+        for pair in kept
+    ]
+    return [
+        pair
+        for pair, (own, other) in zip(kept, computed, strict=True)
+        if any(first in own and second in other for first, second in shown)
+    ]
+
+
 def in_order(programs: Programs, pairs: Sequence[EndPair]) -> list[EndPair]:
     """Return pairs of ends in the order in which the reference made them."""
     graph, maker = programs[0].graph, programs[0].maker

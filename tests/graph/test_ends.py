@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from otel_torch.graph.compare import GraphComparison, compare_graphs
 from otel_torch.graph.graph import Graph
@@ -230,6 +231,35 @@ def test_losses_are_compared_where_a_program_shows_nothing_else() -> None:
     assert lines(compare_graphs(reference, losing(0.7))) == ["scale"]
     # a number that is wrong, and with which nothing of the reference can be compared
     assert not compare_graphs(reference, losing(0.5, norm=2.0)).ends
+
+
+def imaging(columns: tuple[int, int], factor: float, *, is_last: bool) -> tuple[Graph, int]:
+    """Return a program that ends with some columns and an image, and what it prints of the first or of
+    the last image.
+    """
+    writer = Writer()
+    x = writer.leaf("x", X, "input")
+    for count in columns:
+        writer.end("", writer.op("slice", x, 1, 0, count))
+    first = writer.at("scale").op("mul.scalar", x, factor)
+    last = writer.op(
+        "tanh", writer.op("mm", writer.op("mul.scalar", first, 2.0), writer.leaf("w", W))
+    )
+    image = last if is_last else first
+    printed = writer.op("mean", writer.op("mean", writer.op("square", image), 0), 1)
+    writer.op("add.scalar", printed, 1.0)
+    writer.end("", last)
+    return writer.finish(), printed.index
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_of_what_has_one_shape_stays_what_both_print_a_number_of(*, is_last: bool) -> None:
+    reference, own = imaging((2, 3), 0.5, is_last=True)
+    port, other = imaging((4, 5), 0.7, is_last=is_last)
+    comparison = compare_graphs(reference, port, shown=[(own, other)])
+    images = [(pair.reference, pair.port) for pair in comparison.ends if pair.reference == 2]
+    assert images == ([(2, 2)] if is_last else [])
+    assert lines(comparison)[0] == "scale"
 
 
 def in_rows(*, is_reversed: bool) -> Graph:
