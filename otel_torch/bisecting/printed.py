@@ -22,7 +22,7 @@ from otel_torch.parity.sides import Sides
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:(?:\d+\.\d*|\d*\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?|nan|inf)(?!\.?\w)"
 )
-# a list of them is a text in tokens, of which every one may be another
+# a list of whole numbers is a text in tokens: each program may print another text
 _TOKENS = re.compile(r"\[\s*-?\d+(?:[\s,]+-?\d+)*\s*\]")
 # how far printed numbers may be apart: rounding brings about a tenth of it to a loss in float32
 _TOLERANCE = 1e-3

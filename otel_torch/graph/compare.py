@@ -22,6 +22,7 @@ from otel_torch.graph.distances import relative_distances
 from otel_torch.graph.ends import (
     EndPair,
     are_by_shape,
+    are_few_and_wrong,
     beside_shown,
     count_lacked_rows,
     in_order,
@@ -182,9 +183,7 @@ class GraphComparison:
         in another shape, and are outnumbered by the unpaired ends of both programs.
         """
         pairs = [pair for pair in self.ends if pair.is_comparable]
-        if any(pair.is_right for pair in pairs):
-            return False
-        if any(2 * len(pairs) >= len(graph.ends) for graph in self.graphs):
+        if not are_few_and_wrong(self.programs, pairs):
             return False
         values = values_of_ends(self.programs, pairs)
         sizes = [
@@ -195,7 +194,7 @@ class GraphComparison:
 
     @property
     def is_by_shape(self) -> bool:
-        """Whether the ends that can be compared may not belong together."""
+        """Whether ends were paired by their shape alone, and may not belong together."""
         return are_by_shape(self.programs, self.ends)
 
     @property

@@ -19,7 +19,7 @@ from otel_torch.graph.equal_rows import find_equal_rows
 from otel_torch.graph.equality import LEAST_NUMEL, MOVED, PART, TERM, has_information, same_numbers
 from otel_torch.graph.error_model import JUMP, MOST_ERROR
 from otel_torch.graph.graph import BEHIND_FORWARDS, MEAN, NOTHING, Flags, Floats, Indices, Values
-from otel_torch.graph.shapes import have_same_order
+from otel_torch.graph.shapes import have_same_order, without_ones
 from otel_torch.graph.states import RIGHT, ComparedProgram, Programs, computed_from, read_by
 
 Limits = tuple[Floats, Floats]
@@ -465,8 +465,7 @@ def _key(program: ComparedProgram, end: int, kind: str, informed: Flags) -> obje
         return None
     if kind == "content":
         return int(program.side.group[value])
-    shape = tuple(size for size in program.graph.values.shape[value] if size != 1)
-    return shape, _weight(program, end)
+    return without_ones(program.graph.values.shape[value]), _weight(program, end)
 
 
 def compare_ends(programs: Programs, limits: Limits, own: int, other: int) -> EndPair:
@@ -628,8 +627,13 @@ def are_by_shape(programs: Programs, ends: Sequence[EndPair]) -> bool:
         return False
     if pairs and all(is_bare_number(programs, pair) for pair in pairs):
         return True
+    return bool(pairs) and are_few_and_wrong(programs, pairs)
+
+
+def are_few_and_wrong(programs: Programs, pairs: Sequence[EndPair]) -> bool:
+    """Return whether pairs are all wrong, and fewer than the other ends of each program."""
     are_few = all(2 * len(pairs) < len(program.graph.ends) for program in programs)
-    return bool(pairs) and are_few and not any(pair.is_right for pair in pairs)
+    return are_few and not any(pair.is_right for pair in pairs)
 
 
 def beside_shown(

@@ -467,28 +467,23 @@ def _find_parts(
                 _match_runs(
                     (whole_graph, part_graph),
                     {size: by_size[size] for size in sizes},
-                    (members, totals[members]),
+                    _Summed(members, totals[members]),
                     (sides[whole_side], sides[1 - whole_side]),
                 )
 
 
-class _Wholes(NamedTuple):
-    """Values of one size.
-
-    Attributes:
-        rows: The values.
-        totals: What `_totals` says of each.
-    """
+class _Summed(NamedTuple):
+    """Values, and what `_totals` says of each."""
 
     rows: Indices
     totals: Floats
 
 
-def _by_size(values: Values, rows: Indices) -> dict[int, _Wholes]:
+def _by_size(values: Values, rows: Indices) -> dict[int, _Summed]:
     """Return some values by their size, the smallest first."""
     sizes, totals = values.numel[rows], _totals(values)[rows]
     return {
-        size: _Wholes(rows[sizes == size], totals[sizes == size])
+        size: _Summed(rows[sizes == size], totals[sizes == size])
         for size in np.unique(sizes).tolist()
     }
 
@@ -514,7 +509,7 @@ def _runs(graph: Graph, values: Indices) -> Iterator[Indices]:
 
 
 def _equally_spaced(
-    wholes: Mapping[int, _Wholes], numel: Indices, totals: Floats, run: Indices
+    wholes: Mapping[int, _Summed], numel: Indices, totals: Floats, run: Indices
 ) -> Iterator[tuple[Indices, list[int]]]:
     """Yield runs in which values of one size that come at equal distances are neighbors, if some of
     them may add up to a whole; and the sizes of such wholes.
@@ -558,15 +553,15 @@ def _has_near(sums: Floats, targets: Floats) -> bool:
 
 def _match_runs(
     graphs: tuple[Graph, Graph],
-    wholes: Mapping[int, _Wholes],
-    run: tuple[Indices, Floats],
+    wholes: Mapping[int, _Summed],
+    run: _Summed,
     sides: tuple[_Builder, _Builder],
 ) -> None:
     """Note wholes of the first graph that neighbors in a run of the second one add up to.
 
     Args:
         wholes: Values of the first graph, by size.
-        run: Values of the second graph, and their totals.
+        run: Values of the second graph.
     """
     members, totals = run
     numel = graphs[1].values.numel[members]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.graph.equality import REORDERED, TERM
-from otel_torch.graph.graph import MEAN, NOTHING, Graph
+from otel_torch.graph.graph import MEAN, Graph
 from otel_torch.graph.states import (
     RIGHT,
     WRONG,
@@ -277,11 +277,8 @@ def _read_the_same(programs: tuple[ComparedProgram, ComparedProgram], own: int, 
 def _read_elsewhere(program: ComparedProgram) -> set[int]:
     """Return the groups of the right values of which a program makes something wrong."""
     graph = program.graph
-    makes_wrong = np.zeros(len(graph.nodes) + 1, bool)
-    makes_wrong[graph.values.maker[program.state == WRONG]] = True
-    makes_wrong[NOTHING] = False
-    reads = graph.nodes.reads
-    read = reads.content[makes_wrong[reads.owners()] & (reads.content >= 0)]
+    makers, reads = graph.values.maker[program.state == WRONG], graph.nodes.reads
+    read = reads.content[np.isin(reads.owners(), makers) & (reads.content >= 0)]
     groups = program.side.group[read[program.state[read] == RIGHT]]
     return set(groups.tolist())
 

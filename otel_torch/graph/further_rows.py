@@ -32,7 +32,7 @@ def _comes_with_further(graph: Graph, is_unknown: Flags) -> Flags:
     values, nodes = graph.values, graph.nodes
     is_weight = np.array([kind in WEIGHT_KINDS for kind in graph.leaf_kinds] + [False], bool)
     is_constant = [False] * len(values)
-    widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
+    widths = _widths(graph)
     rows = (values.numel // np.maximum(widths, 1)).tolist()
     zeros = np.where(_are_padded(graph), _ZEROS, _NOTHING)
     is_given = (values.leaf != NOTHING) & ~is_weight[values.leaf]
@@ -92,14 +92,18 @@ def _selects_known(graph: Graph, leaves: Flags, is_unknown: Flags) -> Flags:
                         rows.append(made)
         return rows
 
-    widths = np.array([shape[-1] if shape else 1 for shape in values.shape])
-    are_places: Flags = leaves & (values.roundoff == 0) & (values.numel == widths)
+    are_places: Flags = leaves & (values.roundoff == 0) & (values.numel == _widths(graph))
     counts = set[int]()
     for leaf in np.flatnonzero(are_places).tolist():
         rows = selected(leaf)
         if rows and not is_unknown[rows].any():
             counts.add(int(values.numel[leaf]))
     return are_places & np.isin(values.numel, list(counts))
+
+
+def _widths(graph: Graph) -> Indices:
+    """Return how many elements a row of each value has."""
+    return np.array([shape[-1] if shape else 1 for shape in graph.values.shape], np.int64)
 
 
 def _are_padded(graph: Graph) -> Flags:

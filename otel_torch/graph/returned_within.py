@@ -1,16 +1,17 @@
-"""What one program returns and another one, which has no models, only has on its way: a port in
-plain functions reads its logits for a token and keeps none of them.
+"""What the models of one program return, and a program without models computes on its way: a port
+in plain functions reads its logits for a token and keeps none of them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 import numpy as np
 
 from otel_torch.graph.ends import nearest_in_order
-from otel_torch.graph.graph import Indices
+from otel_torch.graph.graph import Indices, Values
+from otel_torch.graph.shapes import without_ones
 from otel_torch.graph.states import ComparedProgram, Programs
 
 _Sizes = tuple[int, ...]
@@ -31,21 +32,29 @@ def find_returned_within(programs: Programs, replaced: Set[int]) -> list[tuple[i
     own, other = programs[side], programs[1 - side]
     tables = own.graph.values, other.graph.values
     computed = _computed(other, frozenset() if side else replaced)
-    pairs: list[tuple[int, int]] = []
-    for sizes, ends in _returned(own).items():
-        nearest = np.inf
-        of_shape: list[tuple[int, int]] = []
-        for values in computed[sizes]:
-            if len(values) == len(ends):
-                places = nearest_in_order(tables, (ends, values))
-                total = sum(distance for *_, distance in places)
-                if total <= nearest:
-                    nearest = total
-                    of_shape = [
-                        (int(ends[first]), int(values[second])) for first, second, _ in places
-                    ]
-        pairs += of_shape
+    pairs = [
+        pair
+        for sizes, ends in _returned(own).items()
+        for pair in _pair_with_nearest(tables, ends, computed[sizes])
+    ]
     return [(second, first) for first, second in pairs] if side else pairs
+
+
+def _pair_with_nearest(
+    tables: tuple[Values, Values], ends: Indices, computed: Iterable[Indices]
+) -> list[tuple[int, int]]:
+    """Pair ends with the values of the nearest code that makes as many; of equally near code it is
+    the last.
+    """
+    lines = [
+        (values, nearest_in_order(tables, (ends, values)))
+        for values in computed
+        if len(values) == len(ends)
+    ]
+    if not lines:
+        return []
+    values, places = min(reversed(lines), key=lambda line: sum(far for *_, far in line[1]))
+    return [(int(ends[first]), int(values[second])) for first, second, _ in places]
 
 
 def _returned(program: ComparedProgram) -> dict[_Sizes, Indices]:
@@ -53,7 +62,7 @@ def _returned(program: ComparedProgram) -> dict[_Sizes, Indices]:
     ends: dict[_Sizes, list[int]] = defaultdict(list)
     for end, name in zip(program.graph.ends.tolist(), program.graph.end_names, strict=True):
         if name and program.is_informed[end]:
-            ends[_sizes(program, end)].append(end)
+            ends[without_ones(program.graph.values.shape[end])].append(end)
     return {sizes: np.array(values) for sizes, values in ends.items()}
 
 
@@ -63,12 +72,9 @@ def _computed(program: ComparedProgram, without: Set[int]) -> dict[_Sizes, list[
     is_computed = program.is_informed & program.graph.made_by(~program.graph.nodes.moves)
     for value in np.flatnonzero(is_computed).tolist():
         if value not in without:
-            made[_sizes(program, value), program.code(program.maker[value])].append(value)
+            sizes = without_ones(program.graph.values.shape[value])
+            made[sizes, program.code(program.maker[value])].append(value)
     computed: dict[_Sizes, list[Indices]] = defaultdict(list)
     for (sizes, _), values in made.items():
         computed[sizes].append(np.array(values))
     return computed
-
-
-def _sizes(program: ComparedProgram, value: int) -> _Sizes:
-    return tuple(size for size in program.graph.values.shape[value] if size != 1)

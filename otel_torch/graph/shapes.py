@@ -20,6 +20,15 @@ def have_same_order(shape: Sequence[int], other: Sequence[int]) -> bool:
     return prod(shape) == prod(other) and (products <= others or others <= products)
 
 
+def without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes that have more than one place.
+
+    >>> without_ones((3, 1, 8))
+    (3, 8)
+    """
+    return tuple(size for size in shape if size != 1)
+
+
 def has_twins(shape: Sequence[int]) -> bool:
     """Return whether two axes have one size: their order does not show.
 
@@ -32,4 +41,4 @@ def has_twins(shape: Sequence[int]) -> bool:
 
 def _partial_products(shape: Sequence[int]) -> set[int]:
     """Return the products of the first axes: those after which a merged axis may end."""
-    return set(accumulate((size for size in shape if size != 1), mul))
+    return set(accumulate(without_ones(shape), mul))

@@ -28,7 +28,7 @@ from otel_torch.graph.error_model import (
     rounded_to,
 )
 from otel_torch.graph.graph import MEAN, NOTHING, STD, Flags, Floats, Graph, Indices
-from otel_torch.graph.shapes import have_same_order
+from otel_torch.graph.shapes import have_same_order, without_ones
 
 RIGHT, DOUBTFUL, WRONG = range(3)
 STATE_NAMES = ("right", "doubtful", "wrong")
@@ -256,7 +256,7 @@ def reordered_partner(programs: Programs, side: int, value: int, *, may_merge: b
         return NOTHING
     partner = int(program.side.partner[value])
     shapes = program.graph.values.shape[value], programs[1 - side].graph.values.shape[partner]
-    own, other = ([size for size in shape if size != 1] for shape in shapes)
+    own, other = map(without_ones, shapes)
     return partner if own == other or (may_merge and have_same_order(*shapes)) else NOTHING
 
 
