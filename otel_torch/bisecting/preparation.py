@@ -13,7 +13,6 @@ from otel_torch.graph.compare import GraphComparison, GraphFault
 from otel_torch.graph.equality import MOVED
 from otel_torch.graph.graph import NOTHING, WEIGHT_KINDS, Floats
 from otel_torch.graph.states import ComparedProgram, made_from, moved_back
-from otel_torch.recording.graph_values import PROGRAM
 
 # what a model computes with and was not given: a port by functions has its weights as constants
 _KINDS = (*WEIGHT_KINDS, "constant", "attribute")
@@ -78,8 +77,8 @@ def _read(program: ComparedProgram, nodes: Iterable[int]) -> set[int]:
 
 def _first_of_models(program: ComparedProgram) -> int:
     """Return the first node that runs in a model; 0 if none does."""
-    modules = np.array([not name.startswith(f"{PROGRAM}:") for name in program.graph.modules], bool)
-    return int(modules[program.graph.nodes.module].argmax()) if modules.any() else 0
+    in_models = ~program.graph.is_before_models
+    return int(in_models.argmax()) if in_models.any() else 0
 
 
 def _is_rearranged(program: ComparedProgram, value: int, first: int) -> bool:

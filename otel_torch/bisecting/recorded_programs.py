@@ -37,7 +37,6 @@ from otel_torch.graph.error_model import is_coarse
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.read_graph import read_graph
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.graph_values import PROGRAM
 
 Noise = Literal["auto", "on", "off"]
 
@@ -412,9 +411,7 @@ def _begins_at_operation(rank: ComparedRank, *, is_prepared: bool) -> bool:
         return True
     places = zip(rank.comparison.graphs, faults[0].places, strict=True)
     return any(
-        graph.modules[graph.nodes.module[place.nodes[0]]].startswith(f"{PROGRAM}:")
-        for graph, place in places
-        if place is not None
+        graph.is_before_models[place.nodes[0]] for graph, place in places if place is not None
     )
 
 

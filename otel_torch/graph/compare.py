@@ -473,14 +473,14 @@ def _pair_sources(
     for _, _, own, other in sorted(scored):
         if own not in taken[0] and other not in taken[1]:
             taken[0][own], taken[1][other] = other, own
-    # a source without a counterpart stands beside the next one without; a draw beside another draw
     pairs: list[tuple[int | None, int | None]] = list(taken[0].items())
-    for is_draw in (False, True):
+    # a source without a counterpart stands beside the next one without; drawn weights beside such
+    for prepares in (False, True):
         rest = [
             [
                 index
                 for index, source in enumerate(sources[side])
-                if index not in taken[side] and _draws(programs[side], source) == is_draw
+                if index not in taken[side] and _draws_weights(programs[side], source) == prepares
             ]
             for side in (0, 1)
         ]
@@ -496,8 +496,8 @@ def _pair_sources(
         present = [source for source in pair if source is not None]
         rank = min(index for index in indices if index is not None)
         weak = all(source.is_weak for source in present)
-        # a program that makes its weights draws them, and another one reads them
-        draws_alone = None in pair and any(map(_draws, programs, pair))
+        # the other program reads what this one draws
+        draws_alone = None in pair and any(map(_draws_weights, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
         # of both programs' code, unless both are accused: then the port's tells
@@ -524,11 +524,12 @@ def _is_same_kind(
     return programs[0].family(own.origin) == programs[1].family(other.origin)
 
 
-def _draws(program: ComparedProgram, source: DoubtSource | None) -> bool:
-    """Return whether a source draws random numbers."""
+def _draws_weights(program: ComparedProgram, source: DoubtSource | None) -> bool:
+    """Return whether a source draws random numbers before the first forward of a model."""
     if source is None or source.origin < 0:
         return False
-    return bool(program.graph.nodes.random[source.origin])
+    graph, node = program.graph, source.origin
+    return bool(graph.nodes.random[node]) and bool(graph.is_before_models[node])
 
 
 def _begins(program: ComparedProgram, source: DoubtSource) -> set[int]:

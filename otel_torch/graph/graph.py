@@ -27,6 +27,8 @@ WEIGHT_KINDS = ("parameter", "buffer")
 PUT = "otel_torch.put"
 # the reading of a value with one of its axes moved last
 AXIS_LAST = "otel_torch.axis_last"
+# the model of operations that run before the first forward of any model
+PROGRAM = "program"
 # the phases of a training behind its forwards
 BEHIND_FORWARDS = ("backward", "update")
 
@@ -226,6 +228,13 @@ class Graph:
     def has_backward(self) -> bool:
         """Whether the program computes gradients."""
         return "backward" in self.phases
+
+    @property
+    def is_before_models(self) -> Flags:
+        """Which nodes ran before the first forward of a model; all, in a program without one."""
+        is_before = [name.startswith(f"{PROGRAM}:") for name in self.modules]
+        nodes: Flags = np.array(is_before, bool)[self.nodes.module]
+        return nodes
 
     @property
     def is_split(self) -> bool:

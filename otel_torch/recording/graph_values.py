@@ -19,8 +19,6 @@ import numpy as np
 WANTED = "wanted"
 # before the label of a value, that of what was put in its place
 PUT_LABEL = "put "
-# the model of operations that run before the first forward of any model
-PROGRAM = "program"
 # in the header of a value that is put: an axis of it, and the same axis of the port's value; or the
 # rows of the port's value in whose place its own are put
 AXES, PLACES = "axes", "places"

@@ -16,18 +16,6 @@ from tests.corpora.scores import Board
 QUICK = ("gpt2", "wan", "llama_swiglu_swapped", "gpt2_bias_missing", "wan_token_order")
 QUICK_TRAININGS = ("hook_scales_a_modules_gradient", "loss_summed", "accumulation_not_divided")
 QUICK_CAUSES = ("llama", "llama_scale_missing", "unet_norms_exchanged", "wan_gate_missing")
-# what is named at a later line, or not at all; `python -m tests.corpora CORPUS --engine graph` says where
-LATER = {"mistral_positions_in_bf16", "flux_norm_out_swapped"}
-LATER_CAUSES = {
-    "llama_norms_exchanged", "llama_embedding_through_bf16", "llama_tokens_shifted", "wan_query_and_key_weights_exchanged",
-    "wan_last_token_lost", "llama_fused_parts_in_another_order", "llama_query_part_scaled", "llama_query_in_rotary_pairs",
-    "wan_tokens_through_fp16", "wan_heads_before_tokens",
-}  # fmt: skip
-LATER_TRAININGS = {
-    "residual_detached", "all_reduce_forgets_a_parameter", "reduced_in_bf16", "split_over_ranks+backward_transposed",
-    "accumulated_in_fewer_passes+accumulation_not_divided", "split_over_ranks+residual_detached", "sharded+backward_transposed",
-    "unet_optimizer_fused",
-}  # fmt: skip
 
 SMALL, CAUSES, TRAINING = (Operations(corpus_of(name)) for name in ("small", "causes", "training"))
 board, board_of_causes, board_of_trainings = map(fixture_of, (SMALL, CAUSES, TRAINING))
@@ -35,16 +23,16 @@ board, board_of_causes, board_of_trainings = map(fixture_of, (SMALL, CAUSES, TRA
 
 @pytest.mark.parametrize(("name", "variant"), cases_of(SMALL, QUICK, variants=("fp32",)))
 def test_the_line_of_a_small_case_is_named(board: Board, name: str, variant: str) -> None:
-    check_line(board, name, variant, LATER)
+    check_line(board, name, variant)
 
 
 @pytest.mark.parametrize(("name", "variant"), cases_of(CAUSES, QUICK_CAUSES))
 def test_the_line_of_a_cause_is_named(board_of_causes: Board, name: str, variant: str) -> None:
-    check_line(board_of_causes, name, variant, LATER_CAUSES)
+    check_line(board_of_causes, name, variant)
 
 
 @pytest.mark.parametrize(("name", "variant"), cases_of(TRAINING, QUICK_TRAININGS))
 def test_the_line_of_a_fault_of_a_training_is_named(
     board_of_trainings: Board, name: str, variant: str
 ) -> None:
-    check_line(board_of_trainings, name, variant, LATER_TRAININGS)
+    check_line(board_of_trainings, name, variant)

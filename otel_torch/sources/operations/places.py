@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from otel_torch import torch_private
-from otel_torch.recording.graph_values import PROGRAM
+from otel_torch.graph.graph import PROGRAM
 from otel_torch.sources.models.model import Model, ModuleSite
 from otel_torch.sources.modules import call_stack
 from otel_torch.sources.operations.program_values import memory_of
