@@ -486,7 +486,7 @@ def _pair_sources(
         ]
         pairs += zip_longest(rest[0], rest[1])
     meet = {(own, other) for overlap, _, own, other in scored if overlap}
-    found: list[tuple[tuple[bool, bool, bool, bool, int, bool, bool, bool, int], Pair]] = []
+    found: list[tuple[tuple[int, ...], Pair]] = []
     for indices in pairs:
         first, second = indices
         pair: Pair = (
@@ -500,13 +500,13 @@ def _pair_sources(
         draws_alone = None in pair and any(map(_draws_weights, programs, pair))
         accused = any(source.is_accused for source in present)
         first_end = min(source.first_end for source in present)
+        all_accused = all(source.is_accused for source in present)
         # of both programs' code, unless both are accused: then the port's tells
-        is_sure = all(source.is_accused for source in present)
-        was_legal = any(source.was_legal for source in (present[-1:] if is_sure else present))
+        was_legal = any(source.was_legal for source in (present[-1:] if all_accused else present))
         is_alike = indices in meet and _is_same_kind(programs, *present)
         order = (
             weak, draws_alone, not accused, was_legal, first_end, None in pair,
-            not is_alike, indices not in meet, rank,
+            not all_accused, not is_alike, indices not in meet, rank,
         )  # fmt: skip
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]

@@ -15,7 +15,9 @@ from tests.corpora.scores import Board
 # an edited line, a weight, an order, and clean pairs of two libraries
 QUICK = ("gpt2", "wan", "llama_swiglu_swapped", "gpt2_bias_missing", "wan_token_order")
 QUICK_TRAININGS = ("hook_scales_a_modules_gradient", "loss_summed", "accumulation_not_divided")
-QUICK_CAUSES = ("llama", "llama_scale_missing", "unet_norms_exchanged", "wan_gate_missing")
+QUICK_CAUSES = (
+    "llama", "llama_scale_missing", "unet_norms_exchanged", "wan_gate_missing", "wan_noise",
+)  # fmt: skip
 
 SMALL, CAUSES, TRAINING = (Operations(corpus_of(name)) for name in ("small", "causes", "training"))
 board, board_of_causes, board_of_trainings = map(fixture_of, (SMALL, CAUSES, TRAINING))

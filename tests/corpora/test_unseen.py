@@ -12,6 +12,7 @@ from tests.corpora.scores import Board
 QUICK = (
     "mamba", "ddim", "dit_image_after_image", "decode_prompt_in_parts", "gnn_nodes_renumbered", "t5_logits_scaled",
     "wavenet_gate_halves", "unet_skip_first", "nerf_passed_includes_the_sample", "adamw_decay_of_norms",
+    "decode_embedding_unscaled",
 )  # fmt: skip
 
 board = fixture_of(corpus_of("unseen"))
