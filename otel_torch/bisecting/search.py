@@ -522,7 +522,9 @@ class _Search:
                     self._add(before.leading, fault, proof, reason, trial)
                 else:
                     place = short_place(before.leading.finding(fault))
-                    self.answer.report.warnings.append(_HARMLESS.format(place=place))
+                    warning = _HARMLESS.format(place=place)
+                    if warning not in self.answer.report.warnings:
+                        self.answer.report.warnings.append(warning)
 
     def _without_work_of_others(
         self, rank: ComparedRank, faults: Sequence[GraphFault], trial: Trial

@@ -445,18 +445,19 @@ def _same_leaves(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]
 
 def _repetitions(program: ComparedProgram, doubt: Doubt, legal: Iterable[Origin]) -> set[Origin]:
     """Return sources that are the same code as legal ones, in another block."""
-    codes = {program.code(origin) for origin in legal if origin >= 0}
-    return {origin for origin in doubt.sources if origin >= 0 and program.code(origin) in codes}
+    codes = {_code_of_rank(program, origin) for origin in legal if origin >= 0}
+    sources = (origin for origin in doubt.sources if origin >= 0)
+    return {origin for origin in sources if _code_of_rank(program, origin) in codes}
 
 
 def _legal_before(
     program: ComparedProgram, sources: Iterable[Origin], acquitted: Set[Origin]
 ) -> set[Origin]:
     """Return sources whose code was legal when it was in doubt for the first time."""
-    first: dict[tuple[int, int], Origin] = {}
+    first: dict[object, Origin] = {}
     for origin in sorted(own for own in {*sources, *acquitted} if own >= 0):
-        first.setdefault(program.code(origin), origin)
-    return {own for own in sources if own >= 0 and first[program.code(own)] in acquitted}
+        first.setdefault(_code_of_rank(program, origin), origin)
+    return {own for own in sources if own >= 0 and first[_code_of_rank(program, own)] in acquitted}
 
 
 def _new_suspects(
@@ -479,7 +480,7 @@ def _new_suspects(
     numbers = _numbers_in_line(program) if suspects else []
 
     def place(node: int) -> tuple[object, int, int]:
-        return program.code(node), int(nodes.module[node]), numbers[node]
+        return _code_of_rank(program, node), int(nodes.module[node]), numbers[node]
 
     # one line may run several modules, and an operation several times
     places = set(map(place, suspects))
@@ -525,6 +526,12 @@ def _codes_before(
 
     reads = [read for read in program.reads[node] if read >= 0]
     return {_code_of(program, value) for value in made_from(program, reads, goes_on)}
+
+
+def _code_of_rank(program: ComparedProgram, node: int) -> object:
+    """Return the code of a node, and the rank that runs it: another one may go wrong in it."""
+    made = program.makes[node]
+    return program.code(node), int(program.graph.values.process[made[0]]) if made else 0
 
 
 def _code_of(program: ComparedProgram, value: int) -> object:

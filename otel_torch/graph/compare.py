@@ -503,10 +503,14 @@ def _pair_sources(
         all_accused = all(source.is_accused for source in present)
         # of both programs' code, unless both are accused: then the port's tells
         was_legal = any(source.was_legal for source in (present[-1:] if all_accused else present))
-        is_alike = indices in meet and _is_same_kind(programs, *present)
+        meets = indices in meet
+        # before a leaf there is nothing, which says nothing of one without a counterpart
+        is_lone_leaf = not meets and any(source.origin < 0 for source in present)
+        may_be_earlier = is_lone_leaf or any(source.suspects for source in present)
+        is_alike = meets and _is_same_kind(programs, *present)
         order = (
             weak, draws_alone, not accused, was_legal, first_end, None in pair,
-            not all_accused, not is_alike, indices not in meet, rank,
+            may_be_earlier, not meets, not all_accused, not is_alike, rank,
         )  # fmt: skip
         found.append((order, pair))
     return [pair for _, pair in sorted(found, key=lambda item: item[0])]

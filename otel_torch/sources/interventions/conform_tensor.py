@@ -41,6 +41,8 @@ def conform(
         or reference.is_complex() != port.is_complex()
     ):
         raise CannotConform("dtype")
+    if reference.numel() != port.numel():
+        raise CannotConform("shape")
     reference = reference.to(device=port.device, dtype=port.dtype)
     if axes is None:
         reference = _in_order_of(reference, port)

@@ -38,3 +38,9 @@ def test_another_shape_needs_a_near_order_or_one_axis_elsewhere() -> None:
     )
     with pytest.raises(CannotConform):  # either axis of four may be the one that moved
         conform(REFERENCE, torch.ones(4, 2, 4))
+
+
+@pytest.mark.parametrize("axes", [None, (0, 1)])
+def test_another_number_of_elements_never_fits(axes: tuple[int, int] | None) -> None:
+    with pytest.raises(CannotConform):
+        conform(REFERENCE, torch.ones(2, 4, 5), axes)
