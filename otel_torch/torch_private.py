@@ -487,6 +487,23 @@ def place_among_ranks() -> tuple[int, int]:
     return 0, 1
 
 
+def ranks_of_group(argument: object) -> list[int] | None:
+    """Return the ranks of a process group, given it or its name as an argument of a collective has
+    it; None of other arguments.
+    """
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if isinstance(argument, torch.ScriptObject):
+            group = distributed.ProcessGroup.unbox(argument)
+        elif isinstance(argument, str):
+            group = distributed._resolve_process_group(argument)
+        else:
+            return None
+        return list(distributed.get_process_group_ranks(group))
+    except Exception:  # the name of a reduction, say
+        return None
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """Return how often the tensor was changed in place, or None if torch does not count that.
 
@@ -822,6 +839,15 @@ def _knows_shards() -> bool:
     return hasattr(_utils, "compute_local_shape_and_global_offset")
 
 
+def _knows_groups() -> bool:
+    if not torch.distributed.is_available():
+        return True
+    from torch.distributed import distributed_c10d
+
+    has_names = hasattr(distributed_c10d, "_resolve_process_group")
+    return has_names and hasattr(distributed_c10d.ProcessGroup, "unbox")
+
+
 def _follows_storages() -> bool:
     tensor = torch.zeros(1)
     life = StorageLife(tensor)
@@ -936,6 +962,11 @@ _WAYS: tuple[tuple[str, Callable[[], object], str], ...] = (
     ("steps of schedulers", _updates_rates, "torch's warnings of them point to this package"),
     ("TorchScript", _compiles_scripts, "it cannot compile a recorded module"),
     ("parts of a DTensor", _knows_shards, "recorded without their place"),
+    (
+        "groups of ranks",
+        _knows_groups,
+        "what ranks give each other is found by its numbers",
+    ),
     ("modes below others", _enters_below, "no graph of operations"),
     ("modes after inference mode", _keeps_modes, "its graph ends with it"),
     ("tensors without numbers", _notices_fakes, "recorded as operations of the program"),

@@ -106,6 +106,7 @@ class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     casts: bool | None = None
     random: bool | None = None
     collective: bool | None = None
+    group: Indices = None
     line: Index | None = None
     forward_line: Index | None = None
     inside: Index | None = None

@@ -97,13 +97,69 @@ if RANKS > 1:
     dist.destroy_process_group()
 """
 
+# attention to all tokens by ranks that have some each: they exchange these for heads, and back
+TOKENS = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+FAULT = "{fault}"
+if RANKS > 1:
+    dist.init_process_group("gloo")
+
+def exchange(x):
+    received = torch.empty_like(x)
+    dist.all_to_all_single(received, x) if RANKS > 1 else received.copy_(x)
+    return received
+
+def turn(x, angles):
+    if RANKS == 1:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    a, b, cos, sin = x[..., ::2], x[..., 1::2], angles.cos(), angles.sin()
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def to_heads(self, x):
+        return exchange(x.unflatten(1, (RANKS, -1)).transpose(0, 1).contiguous()).flatten(0, 1)
+
+    def to_tokens(self, x):
+        x = exchange(x.unflatten(0, (RANKS, -1)).contiguous())
+        if FAULT == "heads_mixed":
+            return x.permute(1, 2, 0, 3).flatten(1)
+        return x.transpose(0, 1).flatten(1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(1, (3, 4, 4)).unbind(1)
+        first = 0 if FAULT == "positions_of_rank_0" else RANK * len(x)
+        angles = torch.arange(first, first + len(x))[:, None, None] * torch.tensor([0.3, 0.1])
+        q, k = turn(q, angles), turn(k, angles)
+        q, k, v = (self.to_heads(own).transpose(0, 1) for own in (q, k, v))
+        y = F.softmax(q @ k.mT, -1) @ v
+        return self.out(self.to_tokens(y.transpose(0, 1)))
+
+torch.manual_seed(0)
+model, x = nn.ModuleList(Attention() for _ in range(2)), torch.randn(8, 16).chunk(RANKS)[RANK]
+with torch.no_grad():
+    for layer in model:
+        x = x + layer(F.layer_norm(x, (16,), torch.linspace(1, 2, 16)))
+if RANKS > 1:
+    dist.destroy_process_group()
+"""
+
 
 def bisect(tmp_path: Path, program: str, fault: str) -> Bisection:
     reference, port = (program.replace("{fault}", name) for name in ("", fault))
     return bisect_programs(RecordedRuns(tmp_path / "runs", reference, port, run_ranks), Options())
 
 
-@pytest.mark.parametrize("program", [PROGRAM, BATCHES], ids=["parts", "batches"])
+@pytest.mark.parametrize("program", [PROGRAM, BATCHES, TOKENS], ids=["parts", "batches", "tokens"])
 def test_ranks_that_share_the_work_match(tmp_path: Path, program: str) -> None:
     answer = bisect(tmp_path, program, "")
     assert (answer.verdict, answer.faults) == ("match", [])
@@ -136,6 +192,20 @@ def test_a_fault_of_ranks_is_named_at_its_line(
         assert first.proof == "not proven" and "not all results" in answer.unproven[0]
     else:
         assert first.proof == "proven" and answer.is_healed
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("positions_of_rank_0", "angles.cos(), angles.sin()"),
+        ("heads_mixed", "x = exchange(x.unflatten(0"),
+    ],
+)
+def test_what_a_rank_gives_to_others_is_named_where_it_is_made(
+    tmp_path: Path, fault: str, text: str
+) -> None:
+    first = bisect(tmp_path, TOKENS, fault).faults[0]
+    assert first.port_line is not None and text in first.port_line.text
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ TAKEN = {
     **dict.fromkeys(("step", "call", "loop"), ("negative",)),
     **dict.fromkeys(("nonfinite", "zeros", "numel", "updates"), ("negative", "text", "NaN")),
     **dict.fromkeys(("shape", "histogram"), ("list", "text", "NaN")),
-    **dict.fromkeys(("ids", "positions", "requests", "reads"), ("list",)),
+    **dict.fromkeys(("ids", "positions", "requests", "reads", "group"), ("list",)),
     **dict.fromkeys(("moves", "casts", "random", "collective"), ("flag",)),
     "args": ("list", "nested list", "list of texts", "pair beyond 64 bits", "900 levels"),
 }  # fmt: skip

@@ -143,7 +143,7 @@ def scanner_fields() -> list[str]:
 
 # their rows are decoded in Python
 FIELDS_OF_OPERATIONS = {
-    "op", "args", "reads", "makes", "moves", "casts", "random", "collective", "line", "forward_line",
+    "op", "args", "reads", "makes", "moves", "casts", "random", "collective", "group", "line", "forward_line",
     "inside", "leaf", "name", "end",
 }  # fmt: skip
 

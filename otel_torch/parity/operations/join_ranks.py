@@ -1,12 +1,14 @@
 """The rows of several ranks as those of one program: each reads what it got from others.
 
 Ranks run at the same time, so their rows are put into an order in which a value comes before what
-reads it. Which value a collective got shows in its numbers: another rank gave the same to one.
+reads it. Which value a collective got shows in its numbers: another rank gave the same to one. Of a
+sum and of parts they do not show it: these are of what all ranks of its group gave. Each of them
+calls its collectives in the same order.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,6 +17,8 @@ from otel_torch.recording.rows import Row
 
 # what the rows of one operation have in common: loop, step, and the number in their label
 Operation = tuple[object, object, str]
+# what the calls of one collective have in common on all ranks: their ranks, what it is, which call
+Exchange = tuple[tuple[int, ...], str, int]
 
 
 def join_ranks(ranks: Sequence[Sequence[Row]]) -> list[Row]:
@@ -25,7 +29,7 @@ def join_ranks(ranks: Sequence[Sequence[Row]]) -> list[Row]:
     """
     computed = [_computed(rows) for rows in ranks]
     waiting = [
-        deque(_with_sources(rows, computed[:rank] + computed[rank + 1 :]))
+        deque(_with_sources(rows, computed[rank], computed[:rank] + computed[rank + 1 :]))
         for rank, rows in enumerate(ranks)
     ]
     joined: list[Row] = []
@@ -48,16 +52,28 @@ class _Computed(NamedTuple):
     Attributes:
         read: What collectives read of it.
         all: Everything, for sending makes no value and so leaves no row.
+        given: What each collective of a group read.
+        exchanges: Which collective each operation is a call of.
     """
 
     read: dict[bytes, int]
     all: dict[bytes, int]
+    given: dict[Exchange, list[int]]
+    exchanges: dict[Operation, Exchange]
 
 
 def _computed(rows: Sequence[Row]) -> _Computed:
     read = {value for row in rows if row.get("collective") for value in row.get("reads") or ()}
-    computed = _Computed({}, {})
+    computed = _Computed({}, {}, {}, {})
+    calls: Counter[tuple[tuple[int, ...], str]] = Counter()
     for row in rows:
+        operation = _operation(row)
+        if row.get("group") and operation not in computed.exchanges:
+            code = tuple(row["group"]), str(row["op"])
+            exchange = *code, calls[code]
+            calls[code] += 1
+            computed.exchanges[operation] = exchange
+            computed.given[exchange] = list(row.get("reads") or ())
         # what one collective hands on to another was computed elsewhere, with the same numbers
         numbers = None if row.get("collective") else _numbers(row)
         if numbers is not None and "value" in row:
@@ -68,7 +84,7 @@ def _computed(rows: Sequence[Row]) -> _Computed:
 
 
 def _with_sources(
-    rows: Sequence[Row], others: Sequence[_Computed]
+    rows: Sequence[Row], own: _Computed, others: Sequence[_Computed]
 ) -> Iterator[tuple[Row, list[int]]]:
     """Yield each row of a rank with the values of other ranks that its operation got."""
     sources: dict[Operation, dict[int, None]] = defaultdict(dict)
@@ -77,10 +93,13 @@ def _with_sources(
         if numbers is None:
             continue
         is_received = not row.get("reads")
-        known = (own.all if is_received else own.read for own in others)
+        known = (rank.all if is_received else rank.read for rank in others)
         value = next((values[numbers] for values in known if numbers in values), None)
         if value is not None:
             sources[_operation(row)][value] = None
+        elif numbers not in own.read and (exchange := own.exchanges.get(_operation(row))):
+            given = (value for rank in others for value in rank.given.get(exchange, ()))
+            sources[_operation(row)] |= dict.fromkeys(given)
     for row in rows:
         yield row, list(sources.get(_operation(row), ())) if row.get("collective") else []
 

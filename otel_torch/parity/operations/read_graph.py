@@ -49,6 +49,8 @@ _OF_ANGLES = frozenset({"aten.sin", "aten.cos", "aten.sin_", "aten.cos_", "aten.
 _TO_WHOLE = frozenset(
     f"aten.{name}{mark}" for name in ("round", "floor", "ceil", "trunc") for mark in ("", "_")
 )
+# collectives of which a rank gets a part of what each one gives, by words in their names
+_OF_PARTS = "alltoall", "all_to_all", "reduce_scatter"
 # dtypes of complex numbers round as their parts do
 _PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64"}
 
@@ -259,6 +261,7 @@ class _GraphFiller:
                 else self._node_of.get(
                     (row.get("rank"), row.get("loop"), row.get("step"), str(whole)), NOTHING
                 ),
+                is_vague=bool(row.get("group")) and any(word in name for word in _OF_PARTS),
                 is_of_angles=name in _OF_ANGLES,
                 rounds_to_whole=name in _TO_WHOLE,
             )

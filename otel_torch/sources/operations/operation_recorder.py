@@ -339,6 +339,9 @@ class OperationRecorder:
             fields["random"] = True
         if kind.is_collective:
             fields["collective"] = True
+            groups = map(torch_private.ranks_of_group, (*args, *kwargs.values()))
+            if (group := next(filter(None, groups), None)) is not None:
+                fields["group"] = group
         if id(tensor) in started.replaces:
             fields["replaces"] = started.replaces[id(tensor)]
         self._add_lines(fields, started)

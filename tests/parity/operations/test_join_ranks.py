@@ -56,6 +56,31 @@ def test_a_sum_comes_from_its_own_operands() -> None:
     assert dict(joined)[2] == [1] and dict(joined)[12] == [11]
 
 
+def test_parts_and_sums_are_of_what_all_ranks_of_a_group_gave_in_the_same_call() -> None:
+    def exchanges(value: int, given: int, group: list[int]) -> list[dict[str, Any]]:
+        content = [value + 0.5, value + 0.25]
+        return [row(given, [given, 1]), collective(value, content, given, group=group)]
+
+    pairs = [0, 1], [0, 1], [2, 3], [2, 3]
+    ranks = [
+        [
+            *exchanges(10 * rank + 1, 10 * rank, group),
+            *exchanges(10 * rank + 3, 10 * rank + 2, group),
+        ]
+        for rank, group in enumerate(pairs, 1)
+    ]
+    joined = dict(edges(*ranks))
+    assert joined[11] == [10, 20] and joined[23] == [22, 12]
+    assert joined[31] == [30, 40] and joined[43] == [42, 32]
+
+
+def test_what_a_rank_sends_to_others_is_its_own() -> None:
+    first = [row(1, [1, 2]), collective(2, [1, 2], 1, group=[0, 1])]
+    second = [row(11, [0, 5]), collective(12, [1, 2], 11, group=[0, 1])]
+    joined = dict(edges(first, second))
+    assert joined[2] == [1] and joined[12] == [11, 1]
+
+
 def test_values_that_wait_for_each_other_came_about_otherwise() -> None:
     first = [collective(1, [1, 2]), row(2, [3, 4], 1)]
     second = [collective(11, [3, 4]), row(12, [1, 2], 11)]
