@@ -194,7 +194,7 @@ class GraphComparison:
 
     @property
     def is_by_shape(self) -> bool:
-        """Whether ends were paired by their shape alone, and may not belong together."""
+        """Whether the ends were paired by shape alone, so that they may not belong together."""
         return are_by_shape(self.programs, self.ends)
 
     @property
@@ -474,7 +474,8 @@ def _pair_sources(
         if own not in taken[0] and other not in taken[1]:
             taken[0][own], taken[1][other] = other, own
     pairs: list[tuple[int | None, int | None]] = list(taken[0].items())
-    # a source without a counterpart stands beside the next one without; drawn weights beside such
+    # a source without a counterpart stands beside the next one without; a draw of weights beside
+    # another such draw
     for prepares in (False, True):
         rest = [
             [
@@ -504,7 +505,7 @@ def _pair_sources(
         # of both programs' code, unless both are accused: then the port's tells
         was_legal = any(source.was_legal for source in (present[-1:] if all_accused else present))
         meets = indices in meet
-        # before a leaf there is nothing, which says nothing of one without a counterpart
+        # nothing runs before a leaf, which tells nothing of one without a counterpart
         is_lone_leaf = not meets and any(source.origin < 0 for source in present)
         may_be_earlier = is_lone_leaf or any(source.suspects for source in present)
         is_alike = meets and _is_same_kind(programs, *present)

@@ -231,7 +231,7 @@ class Graph:
 
     @property
     def is_before_models(self) -> Flags:
-        """Which nodes ran before the first forward of a model; all, in a program without one."""
+        """Which nodes ran before any model's forward: all of them in a program without models."""
         is_before = [name.startswith(f"{PROGRAM}:") for name in self.modules]
         nodes: Flags = np.array(is_before, bool)[self.nodes.module]
         return nodes

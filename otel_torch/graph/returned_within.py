@@ -1,5 +1,5 @@
-"""What the models of one program return, and a program without models computes on its way: a port
-in plain functions reads its logits for a token and keeps none of them.
+"""Pairs what the models of one program return with what the other, without models, computes on its
+way: a port in plain functions picks a token by its logits and keeps none of them.
 """
 
 from __future__ import annotations

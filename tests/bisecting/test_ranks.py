@@ -11,8 +11,8 @@ from otel_torch.bisecting.search import Options, bisect_programs
 from tests.bisecting.recorded_runs import RecordedRuns
 from tests.support import run_ranks
 
-# a block split by columns and rows, trained for two steps; FAULT is replaced by what is wrong
-PROGRAM = """
+# how each program begins, FAULT being replaced by what is wrong, and ends
+START = """
 import os, torch
 import torch.distributed as dist
 from torch import nn
@@ -22,7 +22,15 @@ RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 FAULT = "{fault}"
 if RANKS > 1:
     dist.init_process_group("gloo")
-
+"""
+END = """
+if RANKS > 1:
+    dist.destroy_process_group()
+"""
+# a block split by columns and rows, trained for two steps
+PROGRAM = (
+    START
+    + """
 class Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -69,19 +77,12 @@ for _ in range(2):
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
-if RANKS > 1:
-    dist.destroy_process_group()
 """
-BATCHES = """
-import os, torch
-import torch.distributed as dist
-from torch import nn
-
-RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-FAULT = "{fault}"
-if RANKS > 1:
-    dist.init_process_group("gloo")
-torch.manual_seed(0)
+    + END
+)
+BATCHES = (
+    START
+    + """torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for _ in range(2):
@@ -93,22 +94,14 @@ for _ in range(2):
             dist.all_reduce(parameter.grad)
             parameter.grad /= RANKS
     optimizer.step()
-if RANKS > 1:
-    dist.destroy_process_group()
 """
+    + END
+)
 
 # attention to all tokens by ranks that have some each: they exchange these for heads, and back
-TOKENS = """
-import os, torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
-
-RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-FAULT = "{fault}"
-if RANKS > 1:
-    dist.init_process_group("gloo")
-
+TOKENS = (
+    START
+    + """
 def exchange(x):
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x) if RANKS > 1 else received.copy_(x)
@@ -149,9 +142,9 @@ model, x = nn.ModuleList(Attention() for _ in range(2)), torch.randn(8, 16).chun
 with torch.no_grad():
     for layer in model:
         x = x + layer(F.layer_norm(x, (16,), torch.linspace(1, 2, 16)))
-if RANKS > 1:
-    dist.destroy_process_group()
 """
+    + END
+)
 
 
 def bisect(tmp_path: Path, program: str, fault: str) -> Bisection:
@@ -228,17 +221,9 @@ def test_a_reference_may_run_on_ranks(
 
 
 # a sampler whose ranks have rows of its latents; the last ones of the last rank are paddings
-SAMPLER = """
-import os, torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
-
-RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-FAULT = "{fault}"
-if RANKS > 1:
-    dist.init_process_group("gloo")
-
+SAMPLER = (
+    START
+    + """
 def gathered(x):
     if RANKS == 1:
         return x
@@ -270,9 +255,9 @@ with torch.no_grad():
     for step in range(3):
         scale = 0.4 if FAULT == "later_step" and step == 1 and RANK == 0 else 0.3
         latents = latents - scale * model(latents, step / 3)
-if RANKS > 1:
-    dist.destroy_process_group()
 """
+    + END
+)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def _computed(rows: Sequence[Row]) -> _Computed:
     computed = _Computed({}, {}, {}, {})
     calls: Counter[tuple[tuple[int, ...], str]] = Counter()
     for row in rows:
-        operation = _operation(row)
-        if row.get("group") and operation not in computed.exchanges:
+        if row.get("group") and (operation := _operation(row)) not in computed.exchanges:
             code = tuple(row["group"]), str(row["op"])
             exchange = *code, calls[code]
             calls[code] += 1

@@ -49,7 +49,7 @@ _OF_ANGLES = frozenset({"aten.sin", "aten.cos", "aten.sin_", "aten.cos_", "aten.
 _TO_WHOLE = frozenset(
     f"aten.{name}{mark}" for name in ("round", "floor", "ceil", "trunc") for mark in ("", "_")
 )
-# collectives of which a rank gets a part of what each one gives, by words in their names
+# words in the names of collectives that hand each rank only a part of what the others give
 _OF_PARTS = "alltoall", "all_to_all", "reduce_scatter"
 # dtypes of complex numbers round as their parts do
 _PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64"}
