@@ -144,7 +144,8 @@ class Program:
     def communicate(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Wait for the exit status and for the end of the standard output and error.
 
-        Raises: subprocess.TimeoutExpired, after killing the program.
+        Raises: subprocess.TimeoutExpired, after killing the program, with a note of what it printed and where its
+            threads were.
         """
         deadline = time.monotonic() + timeout
         status = b""
@@ -154,8 +155,7 @@ class Program:
             while selector.get_map():
                 ready = selector.select(deadline - time.monotonic())
                 if not ready and time.monotonic() >= deadline:
-                    self.kill()
-                    raise subprocess.TimeoutExpired(self.args, timeout)
+                    raise self._timed_out(timeout)
                 for key, _ in ready:
                     if key.fileobj is self._reply:
                         status = self._reply.readline()
@@ -167,6 +167,20 @@ class Program:
                         os.close(key.fd)
         out, err = (content.decode() for content in self._streams.values())
         return subprocess.CompletedProcess(self.args, int(status), out, err)
+
+    def _timed_out(self, timeout: float) -> subprocess.TimeoutExpired:
+        """Kill the program; return the error, with a note of what it printed and where its threads were."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR2)
+            time.sleep(1)  # it writes its stacks
+        self.kill()
+        error = subprocess.TimeoutExpired(self.args, timeout)
+        for descriptor, content in self._streams.items():
+            with suppress(OSError):  # closed at its end
+                os.set_blocking(descriptor, False)
+                content += os.read(descriptor, 1 << 20)
+            error.add_note(content.decode(errors="replace"))
+        return error
 
 
 _warm: dict[tuple[str, ...], WarmInterpreter] = {}
@@ -264,6 +278,8 @@ def run_group(
     Returns:
         The output of all ranks, and the status of the first rank that failed or 0. None if fresh
         interpreters are needed.
+
+    Raises: BaseExceptionGroup of what `Program.communicate` raises.
     """
     warm = warm_interpreter(TORCH, env)
     if warm is None:
@@ -287,6 +303,9 @@ def run_group(
         return done
 
     with ThreadPoolExecutor(ranks) as pool:
-        done = list(pool.map(wait, programs))
+        waiting = [pool.submit(wait, program) for program in programs]
+    if errors := [error for each in waiting if (error := each.exception())]:
+        raise BaseExceptionGroup("a rank has not ended", errors)
+    done = [each.result() for each in waiting]
     out, err = "".join(each.stdout for each in done), "".join(each.stderr for each in done)
     return subprocess.CompletedProcess(list(argv), failed[0] if failed else 0, out, err)

@@ -19,6 +19,7 @@ import array
 import atexit
 import builtins
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -263,6 +264,7 @@ def become(request: dict, streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR2, file=2)  # `tests/interpreters.py` asks where it hangs
     # after the interpreter has ended: skip the destructors of libtorch, which take 0.2 s
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
