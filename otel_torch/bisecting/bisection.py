@@ -24,6 +24,7 @@ class Bisection:
         operations: Of each fault's region in the reference and in the port, by index in `faults`.
         unproven: Why a fault was not tried, or not proven, by its index in `faults`.
         runs: All runs, in order.
+        seconds: How long the search took, with the comparisons; without runs that were taken over.
         is_healed: Whether the port matches once all faults are healed.
         after: Of the reference beside the port with all that was healed; None if nothing was.
         ended_early: What ended the search before its end; None if nothing did.
@@ -33,6 +34,7 @@ class Bisection:
     operations: list[Operations] = field(default_factory=list)
     unproven: dict[int, str] = field(default_factory=dict)
     runs: list[ProgramRun] = field(default_factory=list)
+    seconds: float = 0.0
     is_healed: bool = False
     after: Report | None = None
     ended_early: str | None = None
@@ -104,5 +106,6 @@ class Bisection:
             "before": [*to_json(self.report.environment), *to_json(self.report.setup)],
             "environment": to_json(self.report.environment),
             "runs": [run.as_json() for run in self.runs],
+            "seconds": round(self.seconds, 2),
             "next": [step.as_json() for step in next_steps(self.report)],
         }

@@ -8,6 +8,7 @@ right, the fault was there; what is still wrong behind it is the next one.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -57,7 +58,7 @@ _STEPS_BETWEEN = (
 )
 _PRINTED = "the programs print other numbers, `{}` and `{}`: what makes them was not compared"
 _PRINTED_ALONE = (
-    "the programs return nothing of one size, and were compared by the numbers that both print"
+    "the programs return nothing of the same size, and were compared by the numbers that both print"
 )
 _ENDED = "more may be wrong: {}"
 _UNTRIED = "the search ended before it was tried"
@@ -95,6 +96,13 @@ def bisect_programs(
     Raises:
         RecordingError: A recording cannot be read.
     """
+    began = time.monotonic()
+    answer = _answer(programs, options, tell)
+    answer.seconds = time.monotonic() - began
+    return answer
+
+
+def _answer(programs: Programs, options: Options, tell: Callable[[str], None]) -> Bisection:
     recorded = RecordedPrograms(programs, options.runs)
     begun: list[_Search] = []
 

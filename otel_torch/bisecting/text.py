@@ -27,6 +27,8 @@ _SENTENCES = {
     "not proven": "With the reference's value in its place, what comes after it still differs.",
     None: "",
 }
+# of a line whose forward is right
+_PHASES = {"backward": "in its backward pass", "update": "in the update of the weights"}
 # what differs before the run and is listed: the faults should still be on the same screen
 _MOST_FACTS = 8
 # of the calls that lead to a line: people look at the nearest
@@ -109,7 +111,8 @@ def fault_place(bisection: Bisection, index: int) -> str:
     if finding.error is not None:
         limit = format_error(finding.floor)
         error = f"error {format_error(finding.error)}, limit {limit}"
-    where = ", ".join(filter(None, [f"in {place}", moment_of(finding), error]))
+    phase = _PHASES.get(finding.phase or "")
+    where = ", ".join(filter(None, [f"in {place}", moment_of(finding), phase, error]))
     return f"{where}. {_proof_sentence(bisection, index)}".rstrip()
 
 
@@ -286,6 +289,8 @@ def list_runs(bisection: Bisection, screen: Screen) -> list[str]:
         return []
     seconds = sum(run.seconds for run in runs)
     lines = [f"{plural(len(runs), 'run')}, {seconds:.0f} s"]
+    if bisection.seconds > seconds:  # not if runs were taken over
+        lines[0] += f"; {bisection.seconds:.0f} s with the comparisons"
     for number, run in enumerate(runs, 1):
         lines.append(f"  {number}  {run.seconds:5.1f} s  {run.side}, {run.why}")
     return [screen.paint(escape(line), "dim") for line in lines]

@@ -164,14 +164,17 @@ def run(arguments: argparse.Namespace) -> int:
         )
         bisection = bisect_programs(programs, options, make_teller(progress))
     if bisection.verdict == "diverged":
-        bisection.report.following = [_again(arguments, reference, port)]
+        bisection.report.following = [_again(arguments, bisection, reference, port)]
     _write(arguments, bisection)
     status = close_runs(arguments, bisection)
     return INTERRUPTED if came else status
 
 
-def _again(arguments: argparse.Namespace, reference: list[str], port: list[str]) -> NextStep:
+def _again(
+    arguments: argparse.Namespace, bisection: Bisection, reference: list[str], port: list[str]
+) -> NextStep:
     """Return the command to run once the faults are mended: the same one again."""
+    are_proven = all(fault.proof == "proven" for fault in bisection.faults)
     options = given_options(
         {
             "--step": arguments.step,
@@ -182,7 +185,7 @@ def _again(arguments: argparse.Namespace, reference: list[str], port: list[str])
     )
     return NextStep(
         ["otel-torch", "bisect", *options, "--", *reference, "--", *port],
-        "mend the lines of the port, and run this again",
+        f"{'mend' if are_proven else 'check'} the lines of the port, and run this again",
         "status 0: verdict match, or the next faults",
     )
 

@@ -207,9 +207,13 @@ def _compare_regions(
     if all(_reorders(p, node) for p, side in zip(programs, regions, strict=True) for node in side):
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
-    if read[1] < read[0] and (more := read[0] - read[1] - _read_elsewhere(port)):
+    # a weight that has no counterpart may be what the other program reads in another form
+    takes_unknown = [_reads_unknown(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
+    is_less = read[1] < read[0] and not takes_unknown[1]
+    if is_less and (more := read[0] - read[1] - _read_elsewhere(port)):
         return Explanation("missing", _names(reference, _readers(reference, only[0], more)))
-    if read[0] < read[1] and (more := read[1] - read[0] - _read_elsewhere(reference)):
+    is_more = read[0] < read[1] and not takes_unknown[0]
+    if is_more and (more := read[1] - read[0] - _read_elsewhere(reference)):
         return Explanation("extra", (), _names(port, _readers(port, only[1], more)))
     if any(table.casts[node] for table, node in nodes):
         return Explanation("cast", *names)
@@ -281,6 +285,12 @@ def _read_elsewhere(program: ComparedProgram) -> set[int]:
     read = reads.content[np.isin(reads.owners(), makers) & (reads.content >= 0)]
     groups = program.side.group[read[program.state[read] == RIGHT]]
     return set(groups.tolist())
+
+
+def _reads_unknown(program: ComparedProgram, nodes: list[int]) -> bool:
+    """Return whether nodes read what no operation has computed and the other program has not."""
+    reads = {read for node in nodes for read in program.reads[node] if read >= 0}
+    return any(program.state[read] != RIGHT and is_given(program, read) for read in reads)
 
 
 def _readers(program: ComparedProgram, nodes: list[int], groups: set[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,7 @@ def test_the_answer_as_text() -> None:
     assert text.endswith("diverged: 1 fault, 1 proven; with the reference's values there, the "
                          "whole port matches")  # fmt: skip
     assert "▸" in text and "with the reference's value behind test_callables.py:" in text
+    assert re.search(r"\n4 runs, \d+ s; \d+ s with the comparisons\n", text)
 
 
 def test_a_backward_pass_and_an_optimizer_are_part_of_the_program() -> None:
@@ -364,6 +366,21 @@ def test_a_backward_pass_and_an_optimizer_are_part_of_the_program() -> None:
     assert otel_torch.bisect(train(0.1, 1.0), train(0.1, 1.0)).verdict == "match"
     answer = otel_torch.bisect(train(0.1, 1.0), train(0.2, 1.0))
     assert texts(answer) == ["optimizer.step()"] and answer.faults[0].proof == "proven"
+    assert ", in the update of the weights, error " in " ".join(repr(answer).split())
+
+
+def test_a_line_is_said_to_differ_in_its_backward_pass_alone() -> None:
+    def train(is_detached: bool) -> Callable[[], None]:
+        def run() -> None:
+            gap = Model()(X) - 1.0
+            weight = (gap.detach() if is_detached else gap).abs().mean()
+            (weight * gap.square().mean()).backward()
+
+        return run
+
+    answer = otel_torch.bisect(train(True), train(False))
+    assert answer.faults[0].phase == "backward"
+    assert ", in its backward pass" in " ".join(repr(answer).split())
 
 
 class Waves(nn.Module):

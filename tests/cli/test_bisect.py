@@ -78,6 +78,7 @@ def test_two_faults_in_one_command(folder: Path) -> None:
     assert "Error by depth, as the port is" in page
     assert "Error by depth, with all that was healed" in page
     (step,) = answer["next"]
+    assert step["why"].startswith("mend the lines of the port")
     python = command_of_tests("python")
     assert step["command"] == [
         "otel-torch", "bisect", "--", python, "reference.py", "--", python, "port.py"
@@ -194,6 +195,7 @@ def test_what_was_not_tried_yet_is_said_to_be(stalls: Path) -> None:
     (stalls / "port.py").write_text(port.replace("put-2", "put-1"))
     out, _ = interrupt(stalls, signal.SIGINT)
     assert "? not tried: The reference computes `relu` where the port computes `tanh`." in out
+    assert "Next: check the lines of the port, and run this again" in out
     assert "the search ended before it was tried" in out
     assert "more may be wrong: the search was ended by SIGINT" in " ".join(out.split())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import otel_torch
@@ -71,6 +72,26 @@ class Wide(nn.Module):
         return (wide * wide if self.is_squared else wide.relu()) + x
 
 
+class Pinned(nn.Module):
+    """Some tokens are put back before patches are embedded: by a convolution, or by a product whose weight is laid out
+    for it.
+    """
+
+    def __init__(self, is_port: bool, is_pinned: bool = True) -> None:
+        super().__init__()
+        self.pinned, weight = torch.randn(2, 10, 2), torch.randn(WIDTH, 10, 4)
+        self.weight = nn.Parameter(weight.permute(2, 1, 0).flatten(0, 1) if is_port else weight)
+        self.is_port, self.is_pinned = is_port, is_pinned
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.tanh()
+        if self.is_pinned:
+            x[:, :, :2] = self.pinned
+        if self.is_port:
+            return x.unfold(-1, 4, 4).permute(0, 2, 3, 1).flatten(2) @ self.weight
+        return F.conv1d(x, self.weight, stride=4).transpose(1, 2)
+
+
 def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
     """Compare a model with its port, which is written otherwise and has a fault."""
     paths = []
@@ -86,7 +107,7 @@ def compare(folder: Path, model: type[nn.Module], **fault: object) -> Report:
     return otel_torch.diff(*paths)
 
 
-@pytest.mark.parametrize("model", [Encoder, Scaled, Wide])
+@pytest.mark.parametrize("model", [Encoder, Pinned, Scaled, Wide])
 def test_other_ways_to_write_the_same_match(tmp_path: Path, model: type[nn.Module]) -> None:
     assert compare(tmp_path, model).verdict == "match"
 
@@ -117,3 +138,9 @@ def test_a_tensor_of_one_element_is_told_by_its_number(tmp_path: Path) -> None:
 def test_a_number_that_is_a_tensor_in_the_port_is_no_difference(tmp_path: Path) -> None:
     explanation = compare(tmp_path, Wide, is_squared=False).introduced[0].explanation
     assert explanation == "The reference computes `mul` where the port computes `relu`."
+
+
+def test_what_reads_a_weight_in_another_form_is_not_left_out(tmp_path: Path) -> None:
+    explanation = compare(tmp_path, Pinned, is_pinned=False).introduced[0].explanation
+    assert explanation is not None and "leaves out" not in explanation, explanation
+    assert "`copy_`" in explanation
