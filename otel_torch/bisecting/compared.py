@@ -657,7 +657,7 @@ def compare_runs(
     Raises:
         RunFailed: No rank ran in both programs.
         RecordingError: A recording cannot be read.
-        ValueError: The run with noise computed something else.
+        NoiseDiffersError: The run with noise ran other operations.
     """
     common = sorted(reference.recordings.keys() & port.recordings.keys())
     if not common:

@@ -33,12 +33,13 @@ from otel_torch.bisecting.runs import (
     RunFailed,
     SideName,
 )
-from otel_torch.graph.error_model import is_coarse
+from otel_torch.graph.error_model import NoiseDiffersError, is_coarse
 from otel_torch.graph.graph import NOTHING, Graph
 from otel_torch.parity.operations.read_graph import read_graph
 from otel_torch.parity.sides import Sides
 
 Noise = Literal["auto", "on", "off"]
+_WITHOUT_NOISE = "what rounding may cause was computed, and not measured with noise: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class RecordedPrograms:
         self._tolerance = options.tolerance
         self._noise: ProgramRun | None = None
         self._noisy: list[ProgramRun] = []  # all runs with noise, also those not compared any more
+        self._bears_noise = True  # with noise the reference runs the same operations
         self._calls_nothing = False  # a program calls no module
         # what the programs print: values of the port, and those of the reference
         self._shown: dict[RankedKey, RankedKey] = {}
@@ -178,7 +180,6 @@ class RecordedPrograms:
         self._settings["reference"]["steps"] = later.steps.reference
         self._settings["port"]["steps"] = later.steps.port
         self._tolerance = max(later.tolerance, self._tolerance or 0.0)
-        self._noise = None
         if later.is_every:
             return self._record_both("in all steps")
         return self._record_both(
@@ -190,7 +191,6 @@ class RecordedPrograms:
     ) -> ComparedRuns:
         """Record both from their first operation on, and compare."""
         tell(f"{reason}: recording both from the first operation on")
-        self._noise = None
         for own in self._settings.values():
             own |= {"graph_before": "on"} | settings
         return self._record_both("from its first operation on")
@@ -310,6 +310,7 @@ class RecordedPrograms:
         return pair_lines([*references, *filter(None, [again.output])], port)
 
     def _record_both(self, why: str) -> ComparedRuns:
+        self._noise = None  # of what was recorded before
         reference, port = self.record("reference", why), self.record("port", why)
         if is_one_beside_several(reference, port):
             reference, port = self._cut(reference, port)
@@ -325,11 +326,16 @@ class RecordedPrograms:
     def _with_noise(self, compared: ComparedRuns) -> ComparedRuns:
         """Compare once more with the noise of the reference, if that is wanted."""
         is_wanted = self._wants_noise(compared)
-        if not (is_wanted or self._may_be_rounding(compared)):
+        if not self._bears_noise or not (is_wanted or self._may_be_rounding(compared)):
             return compared
-        self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
-        self._noisy.append(self._noise)
-        noisy = self.compare(compared.reference, compared.port)
+        try:
+            self._noise = self.record("reference", "with noise, to learn its floor", noise="1")
+            self._noisy.append(self._noise)
+            noisy = self.compare(compared.reference, compared.port)
+        except (NoiseDiffersError, RunFailed) as error:
+            self._noise, self._bears_noise = None, False
+            self.warnings.append(_WITHOUT_NOISE.format(error))
+            return compared
         if is_wanted or noisy.is_match:
             return noisy
         self._noise = None  # there is a fault, and the model of errors is closer to its place

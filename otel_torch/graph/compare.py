@@ -286,7 +286,7 @@ def compare_graphs(
         shown: Values that both programs show, which are ends, too.
 
     Raises:
-        ValueError: `noise` is another program than `reference`.
+        NoiseDiffersError: `noise` is another program than `reference`.
     """
     rules = rules or Rules()
     floors = noise_floors(reference, noise)

@@ -337,6 +337,10 @@ def _is_sum(values: Values, read: int, made: int) -> bool:
         return bool(abs(totals[0] - totals[1]) <= STATISTICS_ERROR * size)
 
 
+class NoiseDiffersError(ValueError):
+    """A recording with noise is not of the same operations as the reference."""
+
+
 def noise_floors(reference: Graph, noise: Graph | None) -> Floats:
     """Return the error of each value of the reference under noise; NaN where unknown.
 
@@ -347,13 +351,13 @@ def noise_floors(reference: Graph, noise: Graph | None) -> Floats:
         noise: The same program, recorded with noise: the same operations in the same order.
 
     Raises:
-        ValueError: The two are not the same program.
+        NoiseDiffersError: The two are not the same program.
     """
     if noise is None:
         return np.full(len(reference.values), np.nan)
     same = len(noise.values) == len(reference.values) and (_names(noise) == _names(reference))
     if not same:
-        raise ValueError("the recording with noise ran other operations than the reference")
+        raise NoiseDiffersError("the recording with noise ran other operations than the reference")
     values, nodes = reference.values, reference.nodes
     floors = relative_distances(values.sketch, noise.values.sketch)
     norms = sketch_norms(np.nan_to_num(values.sketch))

@@ -246,8 +246,9 @@ def _results(program: RecordedProgram) -> list[int]:
 
     Views and slices that nothing reads count as not there, and what memory showed that the program
     then wrote to; nor does what comes of no end, but of inputs alone: it is made for the next step.
-    Gradients are left out: in exact numbers many are zero, and the rest is rounding.
+    Gradients are left out where an optimizer reads some: what no parameter gets is no result.
     """
+    is_update = any(map(program.is_update, range(len(program.nodes))))
     ended = {row["value"] for row in program.ends}
     made = _by_maker(program)
     # what is taken of a whole view may have been read of what it is a view of
@@ -275,7 +276,8 @@ def _results(program: RecordedProgram) -> list[int]:
                 read.update(program.reads[node])
                 continue
             is_later = node > last[program.run_of(node)]
-            if is_later and row.get("phase") != "backward" and "inside" not in row:
+            is_passed = is_update and row.get("phase") == "backward"
+            if is_later and not is_passed and "inside" not in row:
                 results += reversed(numbers)
         read.update(program.reads[node])
         if not (is_small and needed.isdisjoint(numbers)):

@@ -102,7 +102,14 @@ def test_what_is_made_after_the_last_end_and_not_read_is_an_end_without_a_name()
     assert graph.end_names == ["out", ""] and graph.ends.tolist()[1] == 4
     assert graph.is_cut
     backward = last | {"phase": "backward"}
-    assert graph_of_rows([*rows(), backward], {}).graph.end_names == ["out"]
+    assert graph_of_rows([*rows(), backward], {}).graph.end_names == ["out", ""]
+
+
+def test_a_gradient_that_is_not_read_is_no_end_where_an_optimizer_reads_others():
+    both = [rows()[0], *training_rows(0, 0)]
+    unread = {"op": "mm", "tensor": "op[3]", "reads": [1], "value": 4, "phase": "backward"}
+    gradient = PLACE | {"step": 0} | unread | content(4, [2, 8], phase="backward")
+    assert "" not in graph_of_rows([*both, gradient], {}).graph.end_names
 
 
 def training_rows(step: int, start: int) -> list[dict]:
