@@ -17,6 +17,7 @@ from typing import Any
 
 from otel_torch import bootstrap
 from otel_torch.bisecting.bisection import Bisection
+from otel_torch.bisecting.kept_state import kept_as_it_is
 from otel_torch.bisecting.recorded_programs import Noise, RunOptions
 from otel_torch.bisecting.runs import ProgramRun, RunFailed, SideName, find_recordings
 from otel_torch.bisecting.search import Options, bisect_programs
@@ -37,8 +38,9 @@ def bisect(
 ) -> Bisection:
     """Find the lines in which a port begins to differ from its reference, and try each answer.
 
-    Both run several times from the same random state; what they change in the parameters and
-    buffers of models given as `reference` and `port` is undone after each run.
+    Both run several times from the same random state. What they change in models, optimizers,
+    schedules and generators is undone after each run: in those that a function reaches by its
+    closure, its arguments, global names, and the object whose method it is.
 
     Args:
         reference: A model, or a function.
@@ -143,13 +145,13 @@ def _as_module(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class _CallWithCopies:
-    """A call with copies of its inputs, after which the model is as it was."""
+    """A call with copies of its inputs, after which models and the like are as they were."""
 
     def __init__(self, function: Callable[..., Any], inputs: Any) -> None:
         self._function, self._inputs = function, inputs
 
     def __call__(self) -> Any:
-        with _kept_as_it_is(self._function):
+        with kept_as_it_is(self._function, self._inputs):
             inputs = _copied(self._inputs)
             if isinstance(inputs, dict):
                 return self._function(**inputs)
@@ -165,26 +167,6 @@ def _copied(inputs: Any) -> Any:
     from otel_torch.torch_private import unobserved
 
     return unobserved(copy.deepcopy)(inputs)
-
-
-@contextmanager
-def _kept_as_it_is(function: Any) -> Iterator[None]:
-    """Undo what happens to the parameters and buffers of a model in the block."""
-    import torch
-
-    if not isinstance(function, torch.nn.Module):
-        yield
-        return
-    tensors = [*function.parameters(), *function.buffers()]
-    contents = [tensor.detach().clone() for tensor in tensors]
-    gradients = [tensor.grad for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, content, gradient in zip(tensors, contents, gradients, strict=True):
-                tensor.copy_(content)
-                tensor.grad = gradient
 
 
 @contextmanager

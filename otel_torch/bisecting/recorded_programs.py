@@ -91,9 +91,9 @@ class RecordedPrograms:
 
         Returns:
             The comparison of the first step of each model; if these match, that of the first step
-            that differs, of one program else the last one. Where a program calls no model, or what
-            enters one differs, that of all from the first operation on. All further runs record the
-            same.
+            that differs, of trainings and of one program else the last one. Where a program calls
+            no model, or what enters one differs, that of all from the first operation on. All
+            further runs record the same.
         """
         try:
             compared = self._record_both("as it is")
@@ -174,7 +174,9 @@ class RecordedPrograms:
         if isinstance(later, TooManyOperations):
             self.warnings.append(str(later))
             return None
-        if later is None or (later.is_last and not self._options.is_one_program):
+        # an optimizer's last step shows in no forward; what samples end with is printed
+        tells_last = self._options.is_one_program or _are_trainings(compared)
+        if later is None or (later.is_last and not tells_last):
             return None
         tell(str(later))
         self._settings["reference"]["steps"] = later.steps.reference
@@ -380,8 +382,12 @@ class RecordedPrograms:
         """Return whether all that differs may be what an optimizer has made of rounding: it divides
         the gradient of a key's bias, which is zero but for that, by its own size.
         """
-        are_trainings = all(graph.has_backward for graph in compared.leading.comparison.graphs)
-        return self._options.noise == "auto" and are_trainings and not compared.is_match
+        is_asked = self._options.noise == "auto" and _are_trainings(compared)
+        return is_asked and not compared.is_match
+
+
+def _are_trainings(compared: ComparedRuns) -> bool:
+    return all(graph.has_backward for graph in compared.leading.comparison.graphs)
 
 
 def _paths(compared: ComparedRuns) -> Sides[Sequence[Path]]:
