@@ -116,18 +116,29 @@ def pair_lines(references: Sequence[Path], port: Path) -> list[Sides[PrintedLine
     return [pair for pair in pairs if pair.reference.text in stable]
 
 
-def find_printed(graph: Graph, number: PrintedNumber) -> int | None:
-    """Return the last value of a graph that has a printed number, alone or as the least or largest
-    of a few; None if there is none, or if the print has too few digits to tell.
+def find_printed(graphs: Sequence[Graph], numbers: Sides[PrintedNumber]) -> Sides[int] | None:
+    """Return the value of each of two graphs that has what its program prints.
+
+    Returns:
+        The last of the smallest that both have; None if there is none, or if the print has too few
+        digits to tell.
+    """
+    reference, port = map(_printed_by_size, graphs, numbers)
+    sizes = reference.keys() & port.keys()
+    return Sides(reference[min(sizes)], port[min(sizes)]) if sizes else None
+
+
+def _printed_by_size(graph: Graph, number: PrintedNumber) -> dict[int, int]:
+    """Return the values that have a number, alone or as the mean, the least or the largest of a
+    few, by how many elements they have; of each size the last.
     """
     if not number.tells:
-        return None
+        return {}
     values = graph.values
     distance = np.abs(values.statistics[:, [MEAN, MIN, MAX]] - number.value)
     is_printed = (distance <= number.unit / 2 + _ROUNDING * abs(number.value)).any(1)
     is_few = (values.numel > 0) & (values.numel <= _FEW) & (values.roundoff > 0)
-    found = np.flatnonzero(is_few & is_printed)
-    return int(found[-1]) if len(found) else None
+    return {int(values.numel[own]): int(own) for own in np.flatnonzero(is_few & is_printed)}
 
 
 def _read(path: Path) -> list[PrintedLine]:

@@ -285,9 +285,8 @@ class RecordedPrograms:
             pair for line in lines for pair in zip(*(own.numbers for own in line), strict=True)
         )
         for own, its in numbers:
-            reference, port = find_printed(graphs[0], own), find_printed(graphs[1], its)
-            if reference is not None and port is not None:
-                self._shown[rank.port_key(port)] = rank.reference_key(reference)
+            if (pair := find_printed(graphs, Sides(own, its))) is not None:
+                self._shown[rank.port_key(pair.port)] = rank.reference_key(pair.reference)
         if self._shown:
             again = self.compare(compared.reference, compared.port)
             if again.leading.comparison.is_comparable:

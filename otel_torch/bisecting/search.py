@@ -205,11 +205,14 @@ def _rows_first(
     heal nothing.
     """
     answer = search(by_rows)
-    if answer.begins_proven or compared.says_less_than(by_rows):
+    shows_more = compared.says_less_than(by_rows)
+    if answer.begins_proven or (answer.is_healed and shows_more):
         return answer, by_rows
     recorded.in_whole_values()
     second = search(compared)
-    return (second, compared) if second.is_healed else (answer, by_rows)
+    # several places that heal the whole may be right, where rows show more to be so
+    is_better = second.is_healed and (len(second.faults) == 1 or not shows_more)
+    return (second, compared) if is_better else (answer, by_rows)
 
 
 def _may_prove(rank: ComparedRank) -> bool:

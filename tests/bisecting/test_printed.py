@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from otel_torch.bisecting.bisection import Bisection
-from otel_torch.bisecting.printed import pair_lines
+from otel_torch.bisecting.printed import PrintedNumber, find_printed, pair_lines
 from otel_torch.bisecting.search import Options, bisect_programs
+from otel_torch.graph.builder import GraphBuilder
+from otel_torch.graph.graph import Graph
+from otel_torch.parity.sides import Sides
 from tests.bisecting.recorded_runs import RecordedRuns
 
 
@@ -177,3 +180,29 @@ def test_programs_that_only_print_the_same_match(tmp_path: Path) -> None:
     assert wrong.verdict != "match"
     reason = wrong.report.reason or wrong.faults[0].port_line.text
     assert "the programs print other numbers, `score" in reason
+
+
+def graph_of(*values: list[float]) -> Graph:
+    """Return a graph of values with these elements."""
+    builder = GraphBuilder(width=1)
+    for own in values:
+        statistics = {"mean": sum(own) / len(own), "min": min(own), "max": max(own)}
+        builder.add_value(
+            shape=(len(own),), roundoff=1e-7, sketch=[0.0], statistics=statistics, leaf="constant"
+        )
+    return builder.finish()
+
+
+def test_a_number_stands_beside_one_that_is_as_alone() -> None:
+    # each of them is also among all, and of each program another one is the largest
+    graphs = graph_of([1.5], [2.5], [1.5, 2.5]), graph_of([2.6], [1.6], [2.6, 1.6])
+
+    def found(reference: str, port: str) -> object:
+        return find_printed(graphs, Sides(*map(PrintedNumber.read, (reference, port))))
+
+    assert found("1.50000", "2.60000") == Sides(0, 0)
+    assert found("2.50000", "1.60000") == Sides(1, 1)
+    assert found("2.00000", "2.10000") == Sides(2, 2)  # the means of both
+    assert found("2.00000", "2.60000") == Sides(2, 2)
+    assert found("2.50000", "2.10000") == Sides(2, 2)
+    assert found("1.50000", "3.00000") is None and found("1.5", "2.6") is None
