@@ -12,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from otel_torch import bootstrap
@@ -72,13 +74,14 @@ def bisect(
         )
     pattern = None if module is None else re.compile(module)
     folder = Path(tempfile.mkdtemp(prefix="otel-torch-bisect-"))
-    calls = {
-        "reference": _CallWithCopies(reference, inputs),
-        "port": _CallWithCopies(port, inputs if port_inputs is None else port_inputs),
+    given = {
+        "reference": (reference, inputs),
+        "port": (port, inputs if port_inputs is None else port_inputs),
     }
+    calls = {side: partial(_call_with_copy, *own) for side, own in given.items()}
     options = Options(RunOptions(noise, tolerance), pattern)
     try:
-        return bisect_programs(CallablePrograms(calls, folder), options)
+        return bisect_programs(CallablePrograms(calls, folder, given), options)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -89,10 +92,16 @@ class CallablePrograms:
     Args:
         calls: By side.
         folder: Where each run gets a folder.
+        changing: By side, functions and models: what they change is undone after each run.
     """
 
-    def __init__(self, calls: Mapping[str, Callable[[], Any]], folder: Path) -> None:
-        self._calls, self.folder = dict(calls), folder
+    def __init__(
+        self,
+        calls: Mapping[str, Callable[[], Any]],
+        folder: Path,
+        changing: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    ) -> None:
+        self._calls, self.folder, self._changing = dict(calls), folder, changing
         self.runs: list[ProgramRun] = []
 
     def run(self, side: SideName, why: str, settings: Mapping[str, str]) -> ProgramRun:
@@ -117,7 +126,9 @@ class CallablePrograms:
     def _record(self, side: SideName, folder: Path, settings: Mapping[str, str]) -> dict[int, Path]:
         """Call a function while it is recorded; return the recordings, by rank."""
         gc.collect()  # models of an earlier run would have names of their own
-        with _same_random_state(), _without_run_id(), suppress(""):
+        # outside of the session, which would record and interpret what is kept and put back
+        kept = kept_as_it_is(*self._changing.get(side, ()))
+        with kept, _same_random_state(), _without_run_id(), suppress(""):
             bootstrap.start(**settings, jsonl=str(folder / "recording.jsonl"))
             try:
                 bootstrap.add_result(self._calls[side]())
@@ -144,22 +155,16 @@ def _as_module(call: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-class _CallWithCopies:
-    """A call with copies of its inputs, after which models and the like are as they were."""
-
-    def __init__(self, function: Callable[..., Any], inputs: Any) -> None:
-        self._function, self._inputs = function, inputs
-
-    def __call__(self) -> Any:
-        with kept_as_it_is(self._function, self._inputs):
-            inputs = _copied(self._inputs)
-            if isinstance(inputs, dict):
-                return self._function(**inputs)
-            if isinstance(inputs, tuple | list):
-                return self._function(*inputs)
-            if callable(inputs):
-                return inputs(self._function)
-            return self._function(inputs)
+def _call_with_copy(function: Callable[..., Any], inputs: Any) -> Any:
+    """Call a function, or a model, with a copy of its inputs."""
+    inputs = _copied(inputs)
+    if isinstance(inputs, dict):
+        return function(**inputs)
+    if isinstance(inputs, tuple | list):
+        return function(*inputs)
+    if callable(inputs):
+        return inputs(function)
+    return function(inputs)
 
 
 def _copied(inputs: Any) -> Any:

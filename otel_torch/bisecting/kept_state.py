@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+# from a thing to what puts its state back
+Keep = Callable[[Any], Callable[[], object]]
 # a longer list holds data, and no models
 _MOST_ITEMS = 1000
 # packages whose functions and objects are not searched
@@ -26,9 +28,6 @@ def kept_as_it_is(*functions: Any) -> Iterator[None]:
     finally:
         for each in restore:
             each()
-
-
-Keep = Callable[[Any], Callable[[], object]]
 
 
 def _states(functions: Iterable[Any]) -> Iterator[tuple[Any, Keep]]:
@@ -78,10 +77,9 @@ def _keep_module(module: Any) -> Callable[[], None]:
 
 def _parts(thing: Any, packages: set[str]) -> Iterable[Any]:
     """Return what a thing holds; of functions and objects, if one of the packages defines them."""
-    if isinstance(thing, Mapping):
-        return thing.values() if len(thing) <= _MOST_ITEMS else ()
-    if isinstance(thing, list | tuple):
-        return thing if len(thing) <= _MOST_ITEMS else ()
+    if isinstance(thing, Mapping | list | tuple):
+        held = thing.values() if isinstance(thing, Mapping) else thing
+        return held if len(thing) <= _MOST_ITEMS else ()
     if isinstance(thing, functools.partial):
         return thing.func, thing.args, thing.keywords
     if isinstance(thing, MethodType):

@@ -208,11 +208,10 @@ def _compare_regions(
         return Explanation("order", *names)
     read = [_right_groups(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
     # a weight that has no counterpart may be what the other program reads in another form
-    takes_unknown = [_reads_unknown(p, nodes) for p, nodes in zip(programs, regions, strict=True)]
-    is_less = read[1] < read[0] and not takes_unknown[1]
+    is_less = read[1] < read[0] and not _reads_unknown(port, regions[1])
     if is_less and (more := read[0] - read[1] - _read_elsewhere(port)):
         return Explanation("missing", _names(reference, _readers(reference, only[0], more)))
-    is_more = read[0] < read[1] and not takes_unknown[0]
+    is_more = read[0] < read[1] and not _reads_unknown(reference, regions[0])
     if is_more and (more := read[1] - read[0] - _read_elsewhere(reference)):
         return Explanation("extra", (), _names(port, _readers(port, only[1], more)))
     if any(table.casts[node] for table, node in nodes):

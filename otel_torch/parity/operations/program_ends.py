@@ -248,7 +248,7 @@ def _results(program: RecordedProgram) -> list[int]:
     then wrote to; nor does what comes of no end, but of inputs alone: it is made for the next step.
     Gradients are left out where an optimizer reads some: what no parameter gets is no result.
     """
-    is_update = any(map(program.is_update, range(len(program.nodes))))
+    has_update = any(map(program.is_update, range(len(program.nodes))))
     ended = {row["value"] for row in program.ends}
     made = _by_maker(program)
     # what is taken of a whole view may have been read of what it is a view of
@@ -276,7 +276,7 @@ def _results(program: RecordedProgram) -> list[int]:
                 read.update(program.reads[node])
                 continue
             is_later = node > last[program.run_of(node)]
-            is_passed = is_update and row.get("phase") == "backward"
+            is_passed = has_update and row.get("phase") == "backward"
             if is_later and not is_passed and "inside" not in row:
                 results += reversed(numbers)
         read.update(program.reads[node])
